@@ -1,0 +1,12 @@
+//! The brain of kerf: what the node has, what is published of it, what a claim
+//! needs done, and in which form that is remembered.
+//!
+//! Everything here is a function of values. This crate never opens a file,
+//! reads a clock, talks to the API server or calls NVML; the crates around it
+//! do, through the [`hardware::Hardware`] trait and the data types below.
+
+#![forbid(unsafe_code)]
+
+pub mod hardware;
+pub mod inventory;
+pub mod names;
