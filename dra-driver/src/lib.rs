@@ -10,3 +10,4 @@
 pub mod hardware;
 pub mod inventory;
 pub mod names;
+pub mod status;
