@@ -9,5 +9,10 @@
 
 pub mod hardware;
 pub mod inventory;
+pub mod layout;
+pub mod model;
 pub mod names;
+pub mod published;
 pub mod status;
+pub mod taint;
+pub mod withdraw;

@@ -1,0 +1,308 @@
+//! The device model: what one GPU offers, in the terms of the DRA API but
+//! without its types.
+//!
+//! This module turns an inventory and the settings into devices with their
+//! costs. It never looks at what was published before or who holds what; that
+//! is `published`. Order and slices are `layout`, taints are `taint`.
+
+mod counters;
+mod settings;
+
+use std::collections::BTreeMap;
+
+use kerf_api::attributes::{Amount, attribute, device_type};
+use serde::{Deserialize, Serialize};
+
+pub use counters::Counters;
+pub(crate) use counters::quantity;
+pub use settings::{ForeignPartitions, MigModePolicy, ProfileFilter, SettingError, Settings};
+
+use crate::inventory::{Gpu, GpuInstance, Inventory, Mig, MigMode, Placement, Profile, ProfileId};
+use crate::names::{DeviceName, PciAddress, ProfileName};
+
+/// Longest string the API takes as an attribute's value.
+const MAX_STRING: usize = 64;
+
+/// What one GPU offers now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuModel {
+    /// Which GPU.
+    pub pci: PciAddress,
+    /// The MIG mode it is in; absent where it has no MIG.
+    pub mode: Option<MigMode>,
+    /// Everything it has, foreign instances not subtracted.
+    pub counters: Counters,
+    /// Its devices, by name.
+    pub devices: BTreeMap<DeviceName, ModelDevice>,
+    /// The GPU instances that somebody else made.
+    pub foreign: Vec<Occupied>,
+}
+
+/// One device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelDevice {
+    /// What it is.
+    pub kind: DeviceKind,
+    /// Its attributes by key.
+    pub attributes: BTreeMap<String, AttributeValue>,
+    /// Its capacities by name; memory in bytes.
+    pub capacity: BTreeMap<String, u64>,
+    /// What an allocation of it takes out of its GPU's counter set. Empty for
+    /// a static partition, which has been taken out already.
+    pub consumes: Counters,
+    /// What has been taken out of the counter set on its behalf. Only static
+    /// partitions have this.
+    #[serde(default, skip_serializing_if = "Counters::is_empty")]
+    pub reserves: Counters,
+}
+
+impl ModelDevice {
+    /// Whether both cost the same: only then may one stand for the other
+    /// while a claim holds it.
+    pub fn costs_as(&self, other: &Self) -> bool {
+        self.consumes == other.consumes && self.reserves == other.reserves
+    }
+
+    /// The partition it is, if it is one.
+    pub fn partition(&self) -> Option<&Partition> {
+        match &self.kind {
+            DeviceKind::Whole => None,
+            DeviceKind::Partition(partition) => Some(partition),
+        }
+    }
+}
+
+/// What a device is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum DeviceKind {
+    /// A whole GPU.
+    Whole,
+    /// A MIG partition.
+    Partition(Partition),
+}
+
+/// A MIG partition: one profile at one placement.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Partition {
+    /// What identifies the profile on this GPU.
+    pub profile: ProfileId,
+    /// What the profile is called.
+    pub profile_name: ProfileName,
+    /// Where it is.
+    pub placement: Placement,
+    /// How many other partitions the GPU could have share a memory slice with
+    /// it; the fewer, the less an allocation of it prevents.
+    pub crowding: u32,
+    /// Whether it exists already, made by somebody else.
+    pub fixed: bool,
+}
+
+/// An attribute's value.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum AttributeValue {
+    /// A text of at most 64 bytes.
+    String(String),
+    /// A semantic version.
+    Version(String),
+    /// A whole number.
+    Int(i64),
+}
+
+/// A foreign GPU instance: where it is and what it takes away.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Occupied {
+    /// The memory slices it occupies.
+    pub placement: Placement,
+    /// What it takes out of the counter set, slices included.
+    pub cost: Counters,
+}
+
+impl GpuModel {
+    /// What a GPU offers. `foreign` are its GPU instances that no journal
+    /// entry names; the caller decided that under the GPU's lock.
+    pub fn of(settings: &Settings, inventory: &Inventory, gpu: &Gpu, foreign: &[GpuInstance]) -> Self {
+        // A GPU that names profiles but no placement cannot be partitioned.
+        let mig = gpu.mig.as_ref().filter(|mig| possible_partitions(mig).next().is_some());
+        let (whole, partitions) = match (mig, settings.mig_mode_policy(gpu)) {
+            (None, _) => (true, false),
+            (Some(_), MigModePolicy::Manage) => (true, true),
+            (Some(mig), MigModePolicy::Keep) => {
+                (mig.current == MigMode::Disabled, mig.current == MigMode::Enabled)
+            }
+        };
+        let counters = Counters::of_gpu(gpu, mig);
+        let foreign_here = mig.map_or(&[][..], |_| foreign);
+        let mut devices = BTreeMap::new();
+        if whole {
+            devices.insert(DeviceName::whole(gpu.pci), whole_gpu(inventory, gpu, &counters));
+        }
+        if let Some(mig) = mig.filter(|_| partitions) {
+            for (profile, placement) in possible_partitions(mig) {
+                let name = DeviceName::partition(gpu.pci, &profile.name, placement.start);
+                // Two profiles of one name cannot be told apart by name, and a
+                // name the API refuses would cost the node all its slices.
+                let publishable = settings.mig_profiles.admits(&profile.name)
+                    && !devices.contains_key(&name)
+                    && DeviceName::parse(name.as_str()).is_ok();
+                if !publishable {
+                    continue;
+                }
+                let instance = foreign_here
+                    .iter()
+                    .find(|instance| instance.profile == profile.id && instance.placement == placement)
+                    .filter(|_| settings.foreign_partitions == ForeignPartitions::Publish);
+                devices.insert(name, partition(inventory, gpu, mig, profile, placement, instance));
+            }
+        }
+        let occupied = |instance: &GpuInstance| Occupied {
+            placement: instance.placement,
+            // What an instance of an unknown profile takes cannot be known:
+            // nothing is offered beside it.
+            cost: mig.and_then(|mig| mig.profile(instance.profile)).map_or_else(
+                || counters.clone(),
+                |profile| Counters::of_partition(profile, instance.placement),
+            ),
+        };
+        Self {
+            pci: gpu.pci,
+            mode: mig.map(|mig| mig.current),
+            foreign: foreign_here.iter().map(occupied).collect(),
+            counters,
+            devices,
+        }
+    }
+}
+
+/// Every profile at every placement.
+fn possible_partitions(mig: &Mig) -> impl Iterator<Item = (&Profile, Placement)> {
+    mig.profiles
+        .iter()
+        .flat_map(|profile| counters::placements(profile).map(move |placement| (profile, placement)))
+}
+
+fn whole_gpu(inventory: &Inventory, gpu: &Gpu, counters: &Counters) -> ModelDevice {
+    let mut attributes = gpu_attributes(inventory, gpu);
+    attributes.string(attribute::TYPE, device_type::GPU);
+    attributes.string(attribute::UUID, &gpu.uuid);
+    // NVML does not tell the memory of every board; zero would be a lie.
+    let memory = (gpu.memory.0 > 0).then(|| (Amount::Memory.capacity().to_owned(), gpu.memory.0));
+    ModelDevice {
+        kind: DeviceKind::Whole,
+        attributes: attributes.0,
+        capacity: memory.into_iter().collect(),
+        consumes: counters.clone(),
+        reserves: Counters::default(),
+    }
+}
+
+/// A partition; a static one where a foreign instance with one full compute
+/// instance stands at its placement.
+fn partition(
+    inventory: &Inventory,
+    gpu: &Gpu,
+    mig: &Mig,
+    profile: &Profile,
+    placement: Placement,
+    foreign: Option<&GpuInstance>,
+) -> ModelDevice {
+    let existing = foreign.and_then(|instance| match instance.compute_instances.as_slice() {
+        [only] if only.full => Some(only),
+        _ => None,
+    });
+    let mut attributes = gpu_attributes(inventory, gpu);
+    attributes.string(attribute::TYPE, device_type::MIG);
+    attributes.string(attribute::PARENT_UUID, &gpu.uuid);
+    attributes.string(attribute::PROFILE, profile.name.as_str());
+    if let Some(compute_instance) = existing {
+        attributes.string(attribute::UUID, &compute_instance.uuid);
+    }
+    let crowding =
+        possible_partitions(mig).filter(|(_, other)| other.overlaps(placement)).count().saturating_sub(1);
+    let cost = Counters::of_partition(profile, placement);
+    let (consumes, reserves) =
+        if existing.is_some() { (Counters::default(), cost) } else { (cost, Counters::default()) };
+    ModelDevice {
+        kind: DeviceKind::Partition(Partition {
+            profile: profile.id,
+            profile_name: profile.name.clone(),
+            placement,
+            crowding: u32::try_from(crowding).unwrap_or(u32::MAX),
+            fixed: existing.is_some(),
+        }),
+        attributes: attributes.0,
+        capacity: Amount::ALL
+            .into_iter()
+            .map(|amount| (amount.capacity().to_owned(), counters::amount_of(profile, amount)))
+            .collect(),
+        consumes,
+        reserves,
+    }
+}
+
+/// What every device of a GPU says about it.
+fn gpu_attributes(inventory: &Inventory, gpu: &Gpu) -> Attributes {
+    let mut attributes = Attributes::default();
+    attributes.label(attribute::PRODUCT_NAME, &gpu.product);
+    attributes.label(attribute::BRAND, &gpu.brand);
+    attributes.string(attribute::ARCHITECTURE, gpu.architecture.as_str());
+    attributes.numbers(attribute::CUDA_COMPUTE_CAPABILITY, gpu.compute_capability);
+    attributes.numbers(attribute::CUDA_DRIVER_VERSION, inventory.cuda_version);
+    attributes.version(attribute::DRIVER_VERSION, &inventory.driver_version);
+    if let Some(mode) = &gpu.addressing_mode {
+        attributes.string(attribute::ADDRESSING_MODE, mode);
+    }
+    attributes.string(attribute::PCI_BUS_ID, &gpu.pci.to_string());
+    if let Some(root) = &gpu.pcie_root {
+        attributes.string(attribute::PCIE_ROOT, root);
+    }
+    if let Some(node) = gpu.numa_node {
+        attributes.0.insert(attribute::NUMA_NODE.to_owned(), AttributeValue::Int(node.into()));
+    }
+    attributes
+}
+
+/// Attributes that the API accepts: what it would refuse is left out, since
+/// one bad value costs the node all its slices.
+#[derive(Default)]
+struct Attributes(BTreeMap<String, AttributeValue>);
+
+impl Attributes {
+    /// A text that means nothing if it is cut.
+    fn string(&mut self, key: &str, value: &str) {
+        if value.len() <= MAX_STRING {
+            self.0.insert(key.to_owned(), AttributeValue::String(value.to_owned()));
+        }
+    }
+
+    /// A text for readers, cut where it is too long.
+    fn label(&mut self, key: &str, value: &str) {
+        self.string(key, &value[..value.floor_char_boundary(MAX_STRING)]);
+    }
+
+    fn numbers(&mut self, key: &str, (major, minor): (u32, u32)) {
+        self.0.insert(key.to_owned(), AttributeValue::Version(format!("{major}.{minor}.0")));
+    }
+
+    fn version(&mut self, key: &str, text: &str) {
+        if let Some(version) = semantic_version(text) {
+            self.0.insert(key.to_owned(), AttributeValue::Version(version));
+        }
+    }
+}
+
+/// A driver version as a semantic version, which has three numbers without
+/// leading zeros: `580.95.05` is `580.95.5`.
+fn semantic_version(text: &str) -> Option<String> {
+    let mut numbers = text
+        .split('.')
+        .map(|part| part.bytes().all(|byte| byte.is_ascii_digit()).then(|| part.parse::<u32>().ok())?)
+        .collect::<Option<Vec<u32>>>()?;
+    numbers.resize(numbers.len().max(3), 0);
+    match numbers.as_slice() {
+        [major, minor, patch] => Some(format!("{major}.{minor}.{patch}")),
+        _ => None,
+    }
+}
