@@ -1,0 +1,24 @@
+//! The NVML library, loaded at run time: the only `unsafe` of the driver.
+//!
+//! Plain reads go through `nvml-wrapper` where it is right. What it lacks or
+//! gets wrong is called raw: everything of MIG ([`mig`]), events with their
+//! instance ids ([`events`]), and reads into buffers that the library may not
+//! have ended with a NUL or whose size it chooses ([`gpu`]).
+//!
+//! Nothing that NVML answers is trusted: counts are bounded, strings are cut at
+//! their buffer, null handles are refused, and an unknown number stays a
+//! number. No handle is kept between calls; a GPU is opened by its PCI address
+//! each time.
+
+mod events;
+mod failure;
+mod gpu;
+mod mig;
+mod profile;
+mod session;
+
+pub(crate) use events::{Event, EventSet};
+pub(crate) use failure::Failure;
+pub(crate) use gpu::Gpu;
+pub(crate) use profile::{GpuProfile, GpuProfiles};
+pub(crate) use session::Session;
