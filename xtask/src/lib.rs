@@ -3,5 +3,12 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cluster;
 pub mod codegen;
+mod debian;
+pub mod emulator;
+pub mod exec;
+mod files;
+pub mod image;
 pub mod paths;
+pub mod suite;

@@ -2,7 +2,9 @@
 
 #![forbid(unsafe_code)]
 
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
+use xtask::cluster::{self, Cluster};
+use xtask::{codegen, image, suite};
 
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", about = "Everything repeatable of this repository")]
@@ -13,6 +15,13 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Run every check and test, on a cluster of its own.
+    Test,
+    /// A stock one-node Kubernetes cluster without Docker.
+    #[command(subcommand)]
+    Cluster(ClusterCommand),
+    /// Make the container images as OCI archives under target/images.
+    Image,
     /// Regenerate committed code, or check that it is current.
     Codegen {
         /// Change nothing; fail if anything would change.
@@ -21,8 +30,45 @@ enum Command {
     },
 }
 
+#[derive(Debug, Subcommand)]
+enum ClusterCommand {
+    /// Bring it up, from nothing or from whatever is left of it.
+    Up {
+        #[command(flatten)]
+        name: Name,
+        /// Emulate a GPU of this model, e.g. h100-80 or a30:mig=on; once per GPU.
+        #[arg(long = "gpu", value_name = "MODEL")]
+        gpus: Vec<String>,
+    },
+    /// Take it away with all it made; its logs are kept.
+    Down {
+        #[command(flatten)]
+        name: Name,
+    },
+    /// Print what runs and how to reach it.
+    Status {
+        #[command(flatten)]
+        name: Name,
+    },
+}
+
+#[derive(Debug, Args)]
+struct Name {
+    /// Distinguishes clusters of one machine.
+    #[arg(long, default_value = "dev")]
+    name: String,
+}
+
 fn main() -> anyhow::Result<()> {
     match Arguments::parse().command {
-        Command::Codegen { check } => xtask::codegen::run(check),
+        Command::Test => suite::run(),
+        Command::Cluster(ClusterCommand::Up { name, gpus }) => {
+            Cluster::up(&cluster::Options { name: name.name.clone(), gpus })?;
+            cluster::status(&name.name)
+        }
+        Command::Cluster(ClusterCommand::Down { name }) => cluster::down(&name.name),
+        Command::Cluster(ClusterCommand::Status { name }) => cluster::status(&name.name),
+        Command::Image => image::all(),
+        Command::Codegen { check } => codegen::run(check),
     }
 }

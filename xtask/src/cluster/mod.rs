@@ -1,0 +1,374 @@
+//! A stock one-node Kubernetes cluster without Docker: etcd, the control plane,
+//! containerd and a kubelet as plain processes of this machine.
+//!
+//! Everything it makes lies in three folders, one bridge and one control group,
+//! all named after the cluster, so that `down` works whatever `up` came to.
+//! `up` looks at each thing and makes what is missing or differs; it may be
+//! killed at any point and run again.
+
+mod cgroups;
+mod components;
+mod layout;
+mod mounts;
+mod network;
+mod pki;
+mod process;
+pub mod programs;
+mod settings;
+mod teardown;
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+
+pub use components::Component;
+use layout::Layout;
+use process::Record;
+use settings::Settings;
+pub use teardown::down;
+
+use crate::{debian, emulator, exec, files, image};
+
+/// How long a component may take to serve. Only a hang takes this long.
+const START_LIMIT: Duration = Duration::from_mins(5);
+
+/// How long a component may take to end when it is restarted.
+const GRACE: Duration = Duration::from_secs(20);
+
+/// What a cluster is to be.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Distinguishes clusters of one machine.
+    pub name: String,
+    /// Models for `nvidia-emulator init --gpu`; none: no emulated driver. A
+    /// cluster that exists keeps its GPUs.
+    pub gpus: Vec<String>,
+}
+
+/// A cluster that was brought up.
+#[derive(Debug)]
+pub struct Cluster {
+    layout: Layout,
+    settings: Settings,
+    programs: PathBuf,
+}
+
+impl Cluster {
+    /// Brings the cluster up, from nothing or from whatever is left of it, and
+    /// returns when its node is ready and pods may be made.
+    pub fn up(options: &Options) -> Result<Self> {
+        let started = Instant::now();
+        let layout = Layout::new(&options.name)?;
+        require_root()?;
+        debian::require(&[debian::RUNC, debian::CNI, debian::IPROUTE])?;
+        let programs = programs::ensure()?;
+        let pause = image::pause()?;
+        let _lock = files::Lock::take(&layout.lock())?;
+        take_name(&layout)?;
+        for folder in [
+            layout.state.join("config"),
+            layout.state.join("logs"),
+            layout.state.join("processes"),
+            layout.kubelet_root.clone(),
+            layout.cdi(),
+            layout.pod_logs(),
+        ] {
+            fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        }
+        let mut settings = Settings::load_or_choose(&layout, &options.gpus)?;
+        if !Component::ALL.iter().any(|component| is_running(&layout, *component)) {
+            settings.renew_taken_ports(&layout)?;
+        }
+        pki::ensure(&layout, &settings)?;
+        network::ensure(&layout, &settings)?;
+        cgroups::ensure(&layout)?;
+        if !settings.gpus.is_empty() {
+            emulator::ensure(&layout.emulator(), &layout.emulator_done(), &settings.gpus)?;
+        }
+
+        let cluster = Self { layout, settings, programs };
+        // Both take a moment to serve; nothing they need is made by the other.
+        for component in [Component::Etcd, Component::Containerd] {
+            cluster.launch(component)?;
+        }
+        for component in Component::ALL {
+            cluster.start(component)?;
+        }
+        cluster.import(&pause)?;
+        cluster.await_node()?;
+        eprintln!("cluster {} is up after {:.1} s", cluster.name(), started.elapsed().as_secs_f64());
+        Ok(cluster)
+    }
+
+    /// A cluster that was brought up before, in whatever state it is now.
+    pub fn open(name: &str) -> Result<Option<Self>> {
+        let layout = Layout::new(name)?;
+        let settings = Settings::load(&layout)?;
+        let programs = crate::paths::cluster_programs();
+        Ok(settings.map(|settings| Self { layout, settings, programs }))
+    }
+
+    /// The cluster's name.
+    pub fn name(&self) -> &str {
+        &self.layout.name
+    }
+
+    /// The name of its only node.
+    pub fn node_name(&self) -> String {
+        self.layout.node()
+    }
+
+    /// A kubeconfig that may do everything.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.layout.kubeconfig("admin")
+    }
+
+    /// containerd's socket.
+    pub fn containerd_socket(&self) -> PathBuf {
+        self.layout.containerd_socket()
+    }
+
+    /// The kubelet's root folder, with `plugins` and `plugins_registry`.
+    pub fn kubelet_root(&self) -> &Path {
+        &self.layout.kubelet_root
+    }
+
+    /// Where containerd looks for CDI specifications, and nowhere else.
+    pub fn cdi_dir(&self) -> PathBuf {
+        self.layout.cdi()
+    }
+
+    /// The emulated driver's root, if the cluster has GPUs.
+    pub fn emulator_root(&self) -> Option<PathBuf> {
+        (!self.settings.gpus.is_empty()).then(|| self.layout.emulator())
+    }
+
+    /// What a component has logged.
+    pub fn log(&self, component: Component) -> PathBuf {
+        self.layout.log(component.name())
+    }
+
+    /// `kubectl` as administrator, to be given arguments.
+    pub fn kubectl(&self) -> Command {
+        self.client("kubectl")
+    }
+
+    /// `helm` as administrator, its own files inside the cluster's folder.
+    pub fn helm(&self) -> Command {
+        let mut command = self.client("helm");
+        let folder = self.layout.state.join("helm");
+        command.env("HELM_CACHE_HOME", folder.join("cache"));
+        command.env("HELM_CONFIG_HOME", folder.join("config"));
+        command.env("HELM_DATA_HOME", folder.join("data"));
+        command
+    }
+
+    /// `crictl` on this cluster's containerd.
+    pub fn crictl(&self) -> Command {
+        let mut command = Command::new(self.programs.join("crictl"));
+        let endpoint = format!("unix://{}", self.containerd_socket().display());
+        command.args(["--runtime-endpoint", &endpoint, "--image-endpoint", &endpoint]);
+        command
+    }
+
+    /// `ctr` in the namespace of the kubelet's containers and images.
+    pub fn ctr(&self) -> Command {
+        let mut command = Command::new(self.programs.join("ctr"));
+        command.arg("--address").arg(self.containerd_socket()).args(["--namespace", "k8s.io"]);
+        command
+    }
+
+    /// Makes the images of an OCI archive known to the node.
+    pub fn import(&self, archive: &Path) -> Result<()> {
+        exec::output(self.ctr().args(["images", "import"]).arg(archive)).map(drop)
+    }
+
+    /// Starts a component unless it runs as it should, and waits until it serves.
+    pub fn start(&self, component: Component) -> Result<()> {
+        self.launch(component)?;
+        self.await_serving(component)
+    }
+
+    /// Ends a component as an orderly stop would.
+    pub fn stop(&self, component: Component) -> Result<()> {
+        self.end(component, GRACE)
+    }
+
+    /// Ends a component as a crash would.
+    pub fn kill(&self, component: Component) -> Result<()> {
+        self.end(component, Duration::ZERO)
+    }
+
+    /// Stops and starts the kubelet; returns when the node is ready again.
+    pub fn restart_kubelet(&self) -> Result<()> {
+        self.stop(Component::Kubelet)?;
+        self.start(Component::Kubelet)?;
+        self.await_node()
+    }
+
+    fn end(&self, component: Component, grace: Duration) -> Result<()> {
+        if let Some(record) = Record::load(&self.layout.record(component.name())) {
+            record.end(grace)?;
+        }
+        process::end_marked(&self.layout.state, Some(component.name()), grace)
+    }
+
+    fn launch(&self, component: Component) -> Result<()> {
+        let launch = component.launch(&self.layout, &self.settings, &self.programs)?;
+        let record = self.layout.record(component.name());
+        let fingerprint = launch.fingerprint()?;
+        if Record::load(&record).is_some_and(|record| record.runs(&fingerprint)) {
+            return Ok(());
+        }
+        self.end(component, GRACE)?;
+        launch.start(&self.layout.state, &record, &self.log(component)).map(drop)
+    }
+
+    fn await_serving(&self, component: Component) -> Result<()> {
+        let started = Instant::now();
+        loop {
+            let Err(reason) = self.probe(component) else { return Ok(()) };
+            let log = self.log(component);
+            if !is_running(&self.layout, component) {
+                bail!(
+                    "{} ended while it started; {}:\n{}",
+                    component.name(),
+                    log.display(),
+                    exec::tail(&log, 20)
+                );
+            }
+            if started.elapsed() > START_LIMIT {
+                return Err(reason.context(format!(
+                    "{} does not serve after {} s; {}:\n{}",
+                    component.name(),
+                    START_LIMIT.as_secs(),
+                    log.display(),
+                    exec::tail(&log, 20)
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// One question to a component; an answer means that it serves.
+    fn probe(&self, component: Component) -> Result<()> {
+        match component {
+            Component::Etcd => answers(self.settings.ports.etcd, "/health"),
+            Component::ApiServer => {
+                exec::output(self.kubectl().args(["get", "--raw=/readyz", "--request-timeout=10s"])).map(drop)
+            }
+            Component::Containerd => exec::output(self.crictl().arg("version")).map(drop),
+            Component::Kubelet => answers(self.settings.ports.kubelet_health, "/healthz"),
+            // What they do is awaited where it is needed: accounts, pods.
+            Component::ControllerManager | Component::Scheduler => Ok(()),
+        }
+    }
+
+    /// Waits until pods may be made: the node is ready, the account is there.
+    fn await_node(&self) -> Result<()> {
+        let node = format!("node/{}", self.node_name());
+        let limit = format!("--timeout={}s", START_LIMIT.as_secs());
+        for arguments in [
+            [node.as_str(), "--for=create"],
+            [node.as_str(), "--for=condition=Ready"],
+            ["serviceaccount/default", "--for=create"],
+        ] {
+            exec::output(self.kubectl().arg("wait").args(arguments).arg(&limit)).with_context(|| {
+                let log = self.log(Component::Kubelet);
+                format!("the node does not become ready; {}:\n{}", log.display(), exec::tail(&log, 20))
+            })?;
+        }
+        Ok(())
+    }
+
+    fn client(&self, program: &str) -> Command {
+        let mut command = Command::new(self.programs.join(program));
+        command.env("KUBECONFIG", self.kubeconfig());
+        // The cluster is on this machine, whatever the way to others.
+        for variable in ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"] {
+            command.env_remove(variable);
+        }
+        command
+    }
+}
+
+/// Prints what there is of a cluster.
+pub fn status(name: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    let Some(cluster) = Cluster::open(name)? else {
+        writeln!(out, "cluster {name}: not up")?;
+        return Ok(());
+    };
+    let ready = exec::output(cluster.kubectl().args([
+        "get",
+        "node",
+        &cluster.node_name(),
+        "--request-timeout=5s",
+        "--output=jsonpath={.status.conditions[?(@.type==\"Ready\")].reason}",
+    ]));
+    let ready = ready.unwrap_or_else(|_| "unknown".to_owned());
+    writeln!(out, "cluster {name}: node {} ({ready})", cluster.node_name())?;
+    for component in Component::ALL {
+        let record = Record::load(&cluster.layout.record(component.name()));
+        match record.filter(Record::alive) {
+            Some(record) => writeln!(out, "  {:<24} pid {}", component.name(), record.pid)?,
+            None => writeln!(out, "  {:<24} not running", component.name())?,
+        }
+    }
+    if !cluster.settings.gpus.is_empty() {
+        writeln!(out, "  {:<24} {}", "emulated GPUs", cluster.settings.gpus.join(" "))?;
+    }
+    writeln!(out, "  {:<24} {}", "kubeconfig", cluster.kubeconfig().display())?;
+    writeln!(out, "  {:<24} {}", "containerd", cluster.containerd_socket().display())?;
+    writeln!(out, "  {:<24} {}", "kubelet root", cluster.kubelet_root().display())?;
+    writeln!(out, "  {:<24} {}", "kubectl", cluster.programs.join("kubectl").display())?;
+    Ok(())
+}
+
+fn is_running(layout: &Layout, component: Component) -> bool {
+    Record::load(&layout.record(component.name())).is_some_and(|record| record.alive())
+}
+
+fn require_root() -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        bail!("a cluster runs a kubelet and containers, which takes root: run this command as root");
+    }
+    Ok(())
+}
+
+/// A name stands for a bridge and folders of the machine, so it has one owner.
+fn take_name(layout: &Layout) -> Result<()> {
+    check_owner(layout)?;
+    fs::create_dir_all(&layout.run)?;
+    files::replace(&layout.owner(), layout.state.as_os_str().as_encoded_bytes())
+}
+
+fn check_owner(layout: &Layout) -> Result<()> {
+    match fs::read(layout.owner()) {
+        Ok(owner) if owner != layout.state.as_os_str().as_encoded_bytes() => bail!(
+            "the cluster {} of this machine belongs to another checkout: its state is {}",
+            layout.name,
+            String::from_utf8_lossy(&owner)
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// Whether an HTTP server on the loopback address answers a path with 200.
+fn answers(port: u16, path: &str) -> Result<()> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").as_bytes())?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let status = answer.lines().next().unwrap_or_default();
+    if status.split(' ').nth(1) != Some("200") {
+        bail!("{path} answers {status:?}");
+    }
+    Ok(())
+}

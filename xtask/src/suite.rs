@@ -1,0 +1,98 @@
+//! `cargo xtask test`: all checks of this repository in the order in which a
+//! failure is found cheapest. The cluster's programs build beside the first of
+//! them, and the cluster is taken down however the tests end.
+
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow};
+
+use crate::cluster::{self, programs};
+use crate::{codegen, emulator, exec, image, paths};
+
+/// The cluster of the end-to-end tests.
+pub const CLUSTER: &str = "e2e";
+
+/// Runs every check; the first failure ends the run.
+pub fn run() -> Result<()> {
+    programs::require_go()?;
+    let mut report = Report::default();
+    let outcome = stages(&mut report);
+    report.print();
+    outcome
+}
+
+fn stages(report: &mut Report) -> Result<()> {
+    // Left by a run that was killed.
+    report.stage("no cluster from before", || cluster::down(CLUSTER))?;
+    let programs = thread::spawn(programs::ensure);
+    report.stage("format", || cargo(&["fmt", "--all", "--check"]))?;
+    report.stage("clippy", || {
+        cargo(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "--deny", "warnings"])
+    })?;
+    report.stage("generated code", || codegen::run(true))?;
+    report.stage("unit and component tests", || {
+        cargo(&["test", "--quiet", "--workspace", "--exclude", "kerf-e2e"])
+    })?;
+    deny(report)?;
+    report.stage("release build", || {
+        emulator::build()?;
+        cargo(&["build", "--release", "--package", "kerf"])
+    })?;
+    report.stage("images", image::all)?;
+    report.stage("cluster programs, the rest", || {
+        programs.join().map_err(|_| anyhow!("the build of the cluster's programs panicked"))?.map(drop)
+    })?;
+    let tests = report
+        .stage("end-to-end tests", || cargo(&["test", "--quiet", "--package", "kerf-e2e", "--test", "e2e"]));
+    let down = report.stage("cluster down", || cluster::down(CLUSTER));
+    tests.and(down)
+}
+
+/// Licences and advisories, where the tool for them is installed.
+fn deny(report: &mut Report) -> Result<()> {
+    if Command::new("cargo").args(["deny", "--version"]).output().is_ok_and(|output| output.status.success())
+    {
+        return report.stage("dependency policy", || {
+            cargo(&["deny", "--offline", "check", "bans", "licenses", "sources"])
+        });
+    }
+    eprintln!("dependency policy: skipped, cargo-deny is not installed");
+    Ok(())
+}
+
+fn cargo(arguments: &[&str]) -> Result<()> {
+    exec::inherit(Command::new("cargo").args(arguments).current_dir(paths::root()))
+}
+
+/// What ran, and how long it took.
+#[derive(Default)]
+struct Report {
+    stages: Vec<(&'static str, Duration, bool)>,
+}
+
+impl Report {
+    fn stage<T>(&mut self, name: &'static str, run: impl FnOnce() -> Result<T>) -> Result<T> {
+        eprintln!("== {name}");
+        let started = Instant::now();
+        let outcome = run();
+        let took = started.elapsed();
+        eprintln!("== {name}: {} in {:.1} s", verdict(outcome.is_ok()), took.as_secs_f64());
+        self.stages.push((name, took, outcome.is_ok()));
+        outcome.with_context(|| format!("{name} failed"))
+    }
+
+    fn print(&self) {
+        eprintln!();
+        for (name, took, passed) in &self.stages {
+            eprintln!("{:>8.1} s  {:<6}  {name}", took.as_secs_f64(), verdict(*passed));
+        }
+        let total: Duration = self.stages.iter().map(|(_, took, _)| *took).sum();
+        eprintln!("{:>8.1} s  total", total.as_secs_f64());
+    }
+}
+
+fn verdict(passed: bool) -> &'static str {
+    if passed { "passed" } else { "FAILED" }
+}
