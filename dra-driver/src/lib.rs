@@ -7,12 +7,19 @@
 
 #![forbid(unsafe_code)]
 
+pub mod claim;
+#[cfg(any(test, feature = "fixtures"))]
+pub mod fixtures;
 pub mod hardware;
 pub mod inventory;
+pub mod journal;
 pub mod layout;
 pub mod model;
 pub mod names;
+pub mod plan;
+pub mod publication;
 pub mod published;
 pub mod status;
+pub mod step;
 pub mod taint;
 pub mod withdraw;
