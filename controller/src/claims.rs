@@ -1,0 +1,131 @@
+//! Which of our devices claims hold, asked once when it matters: before a
+//! device is withdrawn, and when the journal is lost. Nothing watches claims
+//! here, since every node would watch those of the whole cluster.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kerf_dra_driver::names::{ClaimUid, DeviceName, DriverName};
+use kube::api::{Api, ListParams};
+
+/// Claims a page: what is not ours is forgotten with its page.
+const PAGE: u32 = 500;
+/// The limit of one page's request.
+const REQUEST: Duration = Duration::from_secs(30);
+/// How often a list is begun anew when its continuation has expired.
+const BEGINNINGS: usize = 3;
+
+/// Why claims could not be listed. Nothing may be withdrawn then.
+#[derive(Debug, thiserror::Error)]
+pub enum ListClaimsError {
+    /// The API server refused or could not be reached.
+    #[error("cannot list ResourceClaims")]
+    Refused(#[source] Box<kube::Error>),
+    /// A page did not come in time.
+    #[error("cannot list ResourceClaims: no answer from the API server in {} s", REQUEST.as_secs())]
+    TooSlow,
+    /// The list took longer than the API server keeps a revision.
+    #[error("cannot list ResourceClaims: the list expired {BEGINNINGS} times before it was complete")]
+    Expired,
+}
+
+/// A claim that has devices of ours allocated.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HoldingClaim {
+    /// The claim's uid.
+    pub uid: ClaimUid,
+    /// The claim's namespace.
+    pub namespace: String,
+    /// The claim's name.
+    pub name: String,
+    /// Whether a consumer has reserved it.
+    pub reserved: bool,
+    /// Our devices in it, in the order of the allocation.
+    pub devices: Vec<HeldDevice>,
+}
+
+/// One of our devices in a claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeldDevice {
+    /// The request it was allocated for.
+    pub request: String,
+    /// Its pool.
+    pub pool: String,
+    /// Its name.
+    pub device: DeviceName,
+    /// The share, for devices that are allocated several times.
+    pub share_id: Option<String>,
+    /// Whether it is held by admin access, beside other claims.
+    pub admin_access: bool,
+}
+
+/// The names of all devices of `driver` in `pools` that any claim of the
+/// cluster has allocated, now.
+pub async fn allocated_devices(
+    client: kube::Client,
+    driver: &DriverName,
+    pools: &BTreeSet<String>,
+) -> Result<BTreeSet<DeviceName>, ListClaimsError> {
+    let claims = holding_claims(client, driver, pools).await?;
+    Ok(claims.into_iter().flat_map(|claim| claim.devices).map(|held| held.device).collect())
+}
+
+/// All claims of the cluster that have devices of `driver` in `pools`
+/// allocated, now: a quorum read, page by page.
+pub async fn holding_claims(
+    client: kube::Client,
+    driver: &DriverName,
+    pools: &BTreeSet<String>,
+) -> Result<Vec<HoldingClaim>, ListClaimsError> {
+    let api: Api<ResourceClaim> = Api::all(client);
+    'beginning: for _ in 0..BEGINNINGS {
+        // Without a resource version the API server answers from a quorum.
+        let mut params = ListParams::default().limit(PAGE);
+        let mut found = Vec::new();
+        loop {
+            let page = match tokio::time::timeout(REQUEST, api.list(&params)).await {
+                Ok(Ok(page)) => page,
+                Ok(Err(kube::Error::Api(status))) if status.code == 410 => continue 'beginning,
+                Ok(Err(error)) => return Err(ListClaimsError::Refused(Box::new(error))),
+                Err(_) => return Err(ListClaimsError::TooSlow),
+            };
+            found.extend(page.items.into_iter().filter_map(|claim| holding(claim, driver, pools)));
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => params = params.continue_token(&token),
+                None => return Ok(found),
+            }
+        }
+    }
+    Err(ListClaimsError::Expired)
+}
+
+/// What a claim holds of ours; none if it holds nothing.
+fn holding(claim: ResourceClaim, driver: &DriverName, pools: &BTreeSet<String>) -> Option<HoldingClaim> {
+    let status = claim.status?;
+    let results = status.allocation?.devices?.results?;
+    let ours =
+        results.into_iter().filter(|result| result.driver == driver.as_str() && pools.contains(&result.pool));
+    let devices: Vec<HeldDevice> = ours
+        .filter_map(|result| {
+            Some(HeldDevice {
+                // The API takes only DNS labels, so nothing is passed over.
+                device: DeviceName::parse(&result.device).ok()?,
+                request: result.request,
+                pool: result.pool,
+                share_id: result.share_id,
+                admin_access: result.admin_access.unwrap_or(false),
+            })
+        })
+        .collect();
+    if devices.is_empty() {
+        return None;
+    }
+    Some(HoldingClaim {
+        uid: claim.metadata.uid?.parse().ok()?,
+        namespace: claim.metadata.namespace.unwrap_or_default(),
+        name: claim.metadata.name.unwrap_or_default(),
+        reserved: status.reserved_for.is_some_and(|consumers| !consumers.is_empty()),
+        devices,
+    })
+}

@@ -1,0 +1,159 @@
+//! The publisher's requests to the API server, each with a time limit and an
+//! error that says what was being done. Nothing is decided here.
+
+use std::error::Error;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use kube::api::{Api, DeleteParams, ListParams, PartialObjectMeta, PostParams, Preconditions};
+
+use crate::pools::Identity;
+
+/// Slices a page. A node of 64 GPUs has about 40.
+const PAGE: u32 = 100;
+
+/// Why a request did not succeed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RequestError {
+    #[error("cannot {what}")]
+    Refused {
+        what: String,
+        #[source]
+        source: Box<kube::Error>,
+    },
+    #[error("cannot {what}: no answer from the API server in {} s", limit.as_secs_f32())]
+    TooSlow { what: String, limit: Duration },
+    #[error("the Node `{node}` has no uid")]
+    NoUid { node: String },
+}
+
+/// An error and its causes as one sentence.
+pub(crate) fn sentence(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        // Some errors repeat their cause in their own text.
+        if !text.ends_with(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+/// All slices of an identity at one revision.
+#[derive(Debug)]
+pub(crate) struct Live {
+    pub(crate) slices: Vec<ResourceSlice>,
+    pub(crate) revision: u64,
+}
+
+/// Sends requests for the slices of one identity.
+#[derive(Debug, Clone)]
+pub(crate) struct Requests {
+    slices: Api<ResourceSlice>,
+    /// The same slices without their content, for the watch.
+    pub(crate) metadata: Api<PartialObjectMeta<ResourceSlice>>,
+    nodes: Api<Node>,
+    node: String,
+    /// Selects the identity's slices, in lists and watches.
+    pub(crate) selector: String,
+    limit: Duration,
+}
+
+impl Requests {
+    pub(crate) fn new(client: kube::Client, identity: &Identity, limit: Duration) -> Self {
+        Self {
+            slices: Api::all(client.clone()),
+            metadata: Api::all(client.clone()),
+            nodes: Api::all(client),
+            node: identity.node.clone(),
+            selector: format!("spec.nodeName={},spec.driver={}", identity.node, identity.driver),
+            limit,
+        }
+    }
+
+    async fn send<T>(
+        &self,
+        what: &str,
+        request: impl Future<Output = kube::Result<T>>,
+    ) -> Result<T, RequestError> {
+        match tokio::time::timeout(self.limit, request).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(source)) => Err(RequestError::Refused { what: what.to_owned(), source: Box::new(source) }),
+            Err(_) => Err(RequestError::TooSlow { what: what.to_owned(), limit: self.limit }),
+        }
+    }
+
+    /// The Node's uid now. It changes when a node is deleted and registers
+    /// anew, and slices of the old one are garbage.
+    pub(crate) async fn node_uid(&self) -> Result<String, RequestError> {
+        let what = format!("get the Node `{}`", self.node);
+        let node = self.send(&what, self.nodes.get(&self.node)).await?;
+        node.metadata.uid.ok_or_else(|| RequestError::NoUid { node: self.node.clone() })
+    }
+
+    /// A quorum read of the identity's slices.
+    pub(crate) async fn list(&self) -> Result<Live, RequestError> {
+        let mut params = ListParams::default().fields(&self.selector).limit(PAGE);
+        let mut slices = Vec::new();
+        loop {
+            let page = self.send("list ResourceSlices", self.slices.list(&params)).await?;
+            slices.extend(page.items);
+            let Some(token) = page.metadata.continue_.filter(|token| !token.is_empty()) else {
+                slices.sort_by(|left, right| left.metadata.name.cmp(&right.metadata.name));
+                let revision = revision(page.metadata.resource_version.as_deref()).unwrap_or(0);
+                return Ok(Live { slices, revision });
+            };
+            params = params.continue_token(&token);
+        }
+    }
+
+    /// Creates a slice and returns it as stored.
+    pub(crate) async fn create(&self, slice: &ResourceSlice) -> Result<ResourceSlice, RequestError> {
+        let params = PostParams::default();
+        self.send("create a ResourceSlice", self.slices.create(&params, slice)).await
+    }
+
+    /// Replaces a slice if it still has the resource version it was planned
+    /// with, and returns it as stored.
+    pub(crate) async fn update(&self, slice: &ResourceSlice) -> Result<ResourceSlice, RequestError> {
+        let name = name(slice);
+        let what = format!("update the ResourceSlice `{name}`");
+        self.send(&what, self.slices.replace(name, &PostParams::default(), slice)).await
+    }
+
+    /// Deletes a slice if it is still the one that was listed. One that is
+    /// gone already is no error.
+    pub(crate) async fn delete(&self, slice: &ResourceSlice) -> Result<(), RequestError> {
+        let name = name(slice);
+        let params = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: slice.metadata.uid.clone(),
+                resource_version: slice.metadata.resource_version.clone(),
+            }),
+            ..DeleteParams::default()
+        };
+        let what = format!("delete the ResourceSlice `{name}`");
+        match self.send(&what, self.slices.delete(name, &params)).await {
+            Err(RequestError::Refused { source, .. }) if is_not_found(&source) => Ok(()),
+            answer => answer.map(|_| ()),
+        }
+    }
+}
+
+fn name(slice: &ResourceSlice) -> &str {
+    slice.metadata.name.as_deref().unwrap_or_default()
+}
+
+fn is_not_found(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.is_not_found())
+}
+
+/// A resource version as a number. Kubernetes compares them so since 1.35;
+/// one that is no number is always news.
+pub(crate) fn revision(version: Option<&str>) -> Option<u64> {
+    version.and_then(|version| version.parse().ok())
+}

@@ -1,0 +1,73 @@
+//! The claim reader's promises.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kerf_controller::claims::{ListClaimsError, allocated_devices, holding_claims};
+use serde_json::json;
+
+use crate::fake_api::FakeApi;
+
+fn claim(number: usize, driver: &str, pool: &str, device: &str) -> ResourceClaim {
+    serde_json::from_value(json!({
+        "metadata": {"name": format!("claim-{number}"), "namespace": "demo", "uid": format!("uid-{number}")},
+        "spec": {},
+        "status": {
+            "allocation": {"devices": {"results": [
+                {"request": "gpu", "driver": driver, "pool": pool, "device": device},
+                {"request": "nic", "driver": "nic.example.com", "pool": pool, "device": "nic-0"},
+            ]}},
+            "reservedFor": [{"resource": "pods", "name": "pod", "uid": "pod-uid"}],
+        },
+    }))
+    .unwrap()
+}
+
+fn pools() -> BTreeSet<String> {
+    BTreeSet::from(["node-1/gpu".to_owned()])
+}
+
+fn api_with_claims() -> FakeApi {
+    let api = FakeApi::new();
+    api.with(|store| {
+        let driver = "gpu.nvidia.com";
+        store.claims = (0..1200).map(|number| claim(number, driver, "node-2/gpu", "gpu-0")).collect();
+        store.claims.insert(0, claim(5000, driver, "node-1/gpu", "gpu-a"));
+        store.claims.push(claim(5001, driver, "node-1/gpu", "gpu-b"));
+        store.claims.push(claim(5002, "other.example.com", "node-1/gpu", "gpu-c"));
+        store.claims.push(ResourceClaim::default());
+    });
+    api
+}
+
+#[tokio::test]
+async fn all_pages_are_read_and_only_our_devices_in_our_pools_are_held() {
+    let api = api_with_claims();
+    let driver = "gpu.nvidia.com".parse().unwrap();
+    let held = allocated_devices(api.client(), &driver, &pools()).await.unwrap();
+    let names: Vec<_> = held.iter().map(|device| device.as_str()).collect();
+    assert_eq!(names, ["gpu-a", "gpu-b"]);
+    api.with(|store| assert_eq!(store.requests.len(), 3));
+
+    let claims = holding_claims(api.client(), &driver, &pools()).await.unwrap();
+    let first = &claims[0];
+    assert_eq!(
+        (first.uid.as_str(), first.namespace.as_str(), first.name.as_str()),
+        ("uid-5000", "demo", "claim-5000")
+    );
+    assert!(first.reserved);
+    assert_eq!(first.devices.len(), 1);
+    assert_eq!((first.devices[0].request.as_str(), first.devices[0].pool.as_str()), ("gpu", "node-1/gpu"));
+}
+
+#[tokio::test]
+async fn an_expired_list_begins_anew_and_is_never_taken_for_complete() {
+    let driver = "gpu.nvidia.com".parse().unwrap();
+    let api = api_with_claims();
+    api.with(|store| store.expire_pages = 2);
+    let held = allocated_devices(api.client(), &driver, &pools()).await.unwrap();
+    assert_eq!(held.len(), 2);
+    api.with(|store| store.expire_pages = 3);
+    let error = allocated_devices(api.client(), &driver, &pools()).await.unwrap_err();
+    assert!(matches!(error, ListClaimsError::Expired), "{error}");
+}
