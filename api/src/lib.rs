@@ -6,4 +6,5 @@
 #![forbid(unsafe_code)]
 
 pub mod attributes;
+pub mod config;
 pub mod quantity;

@@ -1,1 +1,64 @@
-//! Placeholder.
+//! The kubelet side of kerf: registration, prepare and unprepare, CDI specs,
+//! reconcile.
+//!
+//! ```text
+//! Plugin::new(config, hardware, claims, inventory)   reads the journal
+//!   .start().await                                   settles what a crash left
+//!   .serve(cancel).await                             sockets, until cancelled
+//!   .keep_reconciled(cancel).await                   now and then, and on events
+//!   .observe().await                                 hardware + journal + foreign instances
+//!   .journal() / .registration() / .hardware_changed() / .metrics()
+//! ```
+//!
+//! Who owns the inventory reads it with [`Plugin::observe`] and sends it into
+//! the watch that [`Plugin::new`] was given, again whenever
+//! [`Plugin::hardware_changed`] says so.
+
+#![forbid(unsafe_code)]
+
+mod cdi;
+mod claims;
+mod disk;
+mod effects;
+mod errors;
+mod lock;
+mod metrics;
+mod owner;
+mod plugin;
+pub mod proto;
+mod registration;
+mod server;
+mod service;
+mod store;
+mod view;
+mod work;
+
+pub use cdi::{CdiError, ExtraMount};
+pub use claims::{ApiClaims, ClaimSource, ClaimSourceError};
+pub use disk::{Files, HostFiles};
+pub use effects::StepError;
+pub use errors::{PrepareError, UndoError};
+pub use metrics::{BUCKETS, Counted, Metrics, Operation};
+pub use owner::{Channels, NodeLayout, Owner, Stored};
+pub use plugin::{ClaimRequest, ObserveError, Observed, Plugin, PluginConfig, PluginError};
+pub use registration::Registration;
+pub use server::{DRA_SOCKET, ServeError};
+pub use store::StoreError;
+pub use view::{JournalView, StuckMode};
+pub use work::PreparedDevice;
+
+/// An error and its causes in one sentence.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        // Some errors repeat their cause in their own sentence.
+        if !text.contains(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,188 @@
+//! The one way to state and CDI files: everything that must survive a crash is
+//! written and removed through [`Disk`].
+//!
+//! A file is replaced by writing a temporary one beside it, `fsync`, and
+//! `rename`: a reader, or a start after a crash, sees the old content or the
+//! new, never half of one. Whether the folder is synced too decides if the
+//! *new* content survives a power cut ([`Durability`]).
+//!
+//! [`Files`] is what of the operating system that needs; tests put a disk there
+//! that dies or loses what was not synced.
+
+use std::fmt;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The calls of the operating system that [`Disk`] is made of.
+pub trait Files: Send + Sync + fmt::Debug {
+    /// A file's content.
+    fn read(&self, path: &Path) -> io::Result<Vec<u8>>;
+
+    /// The names in a folder; none where there is no such folder.
+    fn list(&self, folder: &Path) -> io::Result<Vec<String>>;
+
+    /// Makes a folder and those above it.
+    fn create_folder(&self, folder: &Path) -> io::Result<()>;
+
+    /// Writes a file, and returns when its content cannot be lost any more.
+    fn write_synced(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()>;
+
+    /// Gives a file another name in the same folder, or another folder of the
+    /// same file system; what had that name is replaced.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+
+    /// Removes a file.
+    fn remove(&self, path: &Path) -> io::Result<()>;
+
+    /// Returns when the names in a folder cannot be lost any more.
+    fn sync_folder(&self, folder: &Path) -> io::Result<()>;
+}
+
+/// The machine's own files.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct HostFiles;
+
+impl Files for HostFiles {
+    fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
+        fs::read(path)
+    }
+
+    fn list(&self, folder: &Path) -> io::Result<Vec<String>> {
+        let entries = match fs::read_dir(folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries?,
+        };
+        entries
+            .filter_map(|entry| entry.map(|entry| entry.file_name().into_string().ok()).transpose())
+            .collect()
+    }
+
+    fn create_folder(&self, folder: &Path) -> io::Result<()> {
+        fs::create_dir_all(folder)
+    }
+
+    fn write_synced(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(path)?;
+        file.write_all(content)?;
+        file.sync_data()
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+
+    fn sync_folder(&self, folder: &Path) -> io::Result<()> {
+        File::open(folder)?.sync_all()
+    }
+}
+
+/// What a power cut may do to a write that has returned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Durability {
+    /// Nothing: the new content is there. For what must be known before
+    /// hardware is touched, and for what was answered.
+    Durable,
+    /// The old content may be back, whole. For progress within one boot, which
+    /// a power cut makes meaningless together with the hardware it describes.
+    Ordered,
+}
+
+/// Files that are replaced and removed whole.
+#[derive(Debug, Clone)]
+pub(crate) struct Disk {
+    files: Arc<dyn Files>,
+}
+
+/// What marks a temporary file, before and after the name it will get.
+const TEMPORARY: (&str, &str) = (".", ".tmp");
+
+impl Disk {
+    /// A disk over these calls.
+    pub(crate) fn new(files: Arc<dyn Files>) -> Self {
+        Self { files }
+    }
+
+    /// A file's content; absent where there is none.
+    pub(crate) fn read(&self, path: &Path) -> io::Result<Option<Vec<u8>>> {
+        match self.files.read(path) {
+            Ok(content) => Ok(Some(content)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The names of the complete files in a folder, in order.
+    pub(crate) fn list(&self, folder: &Path) -> io::Result<Vec<String>> {
+        let mut names = self.files.list(folder)?;
+        names.retain(|name| !name.starts_with('.'));
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    /// Makes a folder.
+    pub(crate) fn create_folder(&self, folder: &Path) -> io::Result<()> {
+        self.files.create_folder(folder)
+    }
+
+    /// Replaces a file, or makes it. Whoever calls this is the only one that
+    /// writes that file at the time.
+    pub(crate) fn replace(
+        &self,
+        folder: &Path,
+        name: &str,
+        content: &[u8],
+        mode: u32,
+        durability: Durability,
+    ) -> io::Result<()> {
+        let temporary = folder.join(format!("{}{name}{}", TEMPORARY.0, TEMPORARY.1));
+        let written = self
+            .files
+            .write_synced(&temporary, content, mode)
+            .and_then(|()| self.files.rename(&temporary, &folder.join(name)));
+        if written.is_err() {
+            // What is left of it is swept at the next start at the latest.
+            let _ = self.files.remove(&temporary);
+            return written;
+        }
+        match durability {
+            Durability::Durable => self.files.sync_folder(folder),
+            Durability::Ordered => Ok(()),
+        }
+    }
+
+    /// Removes a file for good; whether there was one.
+    pub(crate) fn remove(&self, folder: &Path, name: &str) -> io::Result<bool> {
+        match self.files.remove(&folder.join(name)) {
+            Ok(()) => self.files.sync_folder(folder).map(|()| true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Moves a file into another folder, which is made if needed.
+    pub(crate) fn move_to(&self, folder: &Path, name: &str, to: &Path) -> io::Result<()> {
+        self.files.create_folder(to)?;
+        self.files.rename(&folder.join(name), &to.join(name))?;
+        self.files.sync_folder(to)?;
+        self.files.sync_folder(folder)
+    }
+
+    /// Removes the temporary files that a crash left whose final name begins
+    /// with a prefix. Nobody may be writing such files at the time.
+    pub(crate) fn sweep(&self, folder: &Path, prefix: &str) -> io::Result<()> {
+        for name in self.files.list(folder)? {
+            let target = name.strip_prefix(TEMPORARY.0).and_then(|name| name.strip_suffix(TEMPORARY.1));
+            if target.is_some_and(|target| target.starts_with(prefix)) {
+                self.files.remove(&PathBuf::from(folder).join(name))?;
+            }
+        }
+        Ok(())
+    }
+}

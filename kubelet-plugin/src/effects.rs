@@ -1,0 +1,141 @@
+//! What steps do to hardware. Each can be repeated after a crash at any
+//! instant: it looks at what is there first, and records what undo needs as
+//! soon as it is known.
+//!
+//! The caller holds the GPU's lock.
+
+use kerf_dra_driver::hardware::{Hardware, HardwareError, HardwareErrorKind};
+use kerf_dra_driver::inventory::GpuInstance;
+use kerf_dra_driver::names::PciAddress;
+use kerf_dra_driver::step::{MigModeStep, PartitionProgress, PartitionStep};
+
+use crate::store::StoreError;
+
+/// A step that could not be done or undone.
+#[derive(Debug, thiserror::Error)]
+pub enum StepError {
+    /// The hardware refused.
+    #[error("{}", with_holders(source, holders))]
+    Hardware {
+        /// Why.
+        #[source]
+        source: HardwareError,
+        /// Who uses the GPU, where that is the reason.
+        holders: Vec<String>,
+    },
+    /// The journal could not be written, so nothing was done.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A step of a later version.
+    #[error("the entry has a step that this version does not know; the version that wrote it can undo it")]
+    Unknown,
+}
+
+fn with_holders(source: &HardwareError, holders: &[String]) -> String {
+    if holders.is_empty() {
+        source.to_string()
+    } else {
+        format!("{source}; used by {}; it can go on when these are gone", holders.join(", "))
+    }
+}
+
+/// Names who is in the way, if that is what the error says.
+pub(crate) fn explain(hardware: &dyn Hardware, gpu: PciAddress, source: HardwareError) -> StepError {
+    let holders = match source.kind {
+        HardwareErrorKind::InUse => hardware.holders(gpu).unwrap_or_default(),
+        _ => Vec::new(),
+    };
+    StepError::Hardware { source, holders: holders.iter().map(ToString::to_string).collect() }
+}
+
+/// Brings a GPU into a mode.
+pub(crate) fn set_mig_mode(hardware: &dyn Hardware, step: &MigModeStep) -> Result<(), StepError> {
+    let failed = |error| explain(hardware, step.gpu, error);
+    let (current, _) = hardware.mig_mode(step.gpu).map_err(failed)?;
+    if current == step.mode {
+        return Ok(());
+    }
+    hardware.set_mig_mode(step.gpu, step.mode).map_err(failed)
+}
+
+/// The first half of making a partition: its intent, from what is there now.
+pub(crate) fn intend(hardware: &dyn Hardware, step: &mut PartitionStep) -> Result<(), StepError> {
+    let found = hardware.gpu_instances(step.gpu).map_err(|error| explain(hardware, step.gpu, error))?;
+    step.progress =
+        PartitionProgress::Intent { existing: found.iter().map(|instance| instance.id).collect() };
+    Ok(())
+}
+
+/// The GPU instance of a partition in intent.
+///
+/// An answer that says the call failed rewrites the intent, so that an
+/// instance which somebody else makes there later is not taken for ours. No
+/// answer in time says nothing: the call may still take effect.
+pub(crate) fn create_instance(hardware: &dyn Hardware, step: &mut PartitionStep) -> Result<(), StepError> {
+    match hardware.create_gpu_instance(step.gpu, step.profile, step.placement) {
+        Ok(instance) => {
+            step.progress = PartitionProgress::Created { instance };
+            Ok(())
+        }
+        Err(error) => {
+            if error.kind != HardwareErrorKind::Timeout {
+                step.progress = PartitionProgress::Absent;
+            }
+            Err(explain(hardware, step.gpu, error))
+        }
+    }
+}
+
+/// The compute instance of a partition whose GPU instance is there.
+pub(crate) fn create_compute_instance(
+    hardware: &dyn Hardware,
+    step: &mut PartitionStep,
+) -> Result<(), StepError> {
+    let PartitionProgress::Created { instance } = step.progress else { return Ok(()) };
+    let made = hardware
+        .create_compute_instance(step.gpu, instance)
+        .map_err(|error| explain(hardware, step.gpu, error))?;
+    step.progress = PartitionProgress::Ready { instance, compute_instance: made.id, uuid: made.uuid };
+    Ok(())
+}
+
+/// Takes a partition away, as far as it is there and ours.
+///
+/// `others` tells whether an instance was made for another entry; `record`
+/// writes the journal.
+pub(crate) fn undo_partition(
+    hardware: &dyn Hardware,
+    step: &mut PartitionStep,
+    others: &dyn Fn(&GpuInstance) -> bool,
+    record: &mut dyn FnMut(&PartitionStep) -> Result<(), StoreError>,
+) -> Result<(), StepError> {
+    if !step.occupies() {
+        return Ok(());
+    }
+    let gpu = step.gpu;
+    let failed = |error| explain(hardware, gpu, error);
+    let found = hardware.gpu_instances(gpu).map_err(failed)?;
+    let Some(instance) = found.into_iter().find(|instance| step.owns(instance) && !others(instance)) else {
+        step.progress = PartitionProgress::Absent;
+        return Ok(());
+    };
+    if matches!(step.progress, PartitionProgress::Intent { .. }) {
+        // Adopted: from here on it is known by its id.
+        step.progress = PartitionProgress::Created { instance: instance.id };
+        record(step)?;
+    }
+    for compute in &instance.compute_instances {
+        gone(hardware.destroy_compute_instance(gpu, instance.id, compute.id)).map_err(failed)?;
+    }
+    gone(hardware.destroy_gpu_instance(gpu, instance.id)).map_err(failed)?;
+    step.progress = PartitionProgress::Absent;
+    Ok(())
+}
+
+/// What is not there any more need not be destroyed.
+fn gone(answer: Result<(), HardwareError>) -> Result<(), HardwareError> {
+    match answer {
+        Err(error) if error.kind == HardwareErrorKind::NotFound => Ok(()),
+        answer => answer,
+    }
+}

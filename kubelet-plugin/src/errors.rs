@@ -1,0 +1,116 @@
+//! Why a claim could not be prepared or unprepared: the sentences that end up
+//! in a pod's events.
+
+use kerf_dra_driver::claim::ClaimError;
+use kerf_dra_driver::hardware::{HardwareError, HardwareErrorKind};
+use kerf_dra_driver::names::{NameError, PciAddress};
+use kerf_dra_driver::plan::Refusal;
+
+use crate::cdi::CdiError;
+use crate::claims::ClaimSourceError;
+use crate::effects::StepError;
+use crate::store::StoreError;
+
+/// Why a claim was not prepared.
+#[derive(Debug, thiserror::Error)]
+pub enum PrepareError {
+    /// The kubelet's UID could not be one.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// The API does not let it be prepared.
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
+    /// The API did not answer. The kubelet asks again.
+    #[error("the claim cannot be read from the API server")]
+    Source(#[from] ClaimSourceError),
+    /// The GPUs have not been read yet.
+    #[error("the node's GPUs have not been read yet: the NVIDIA driver is not there, or does not answer")]
+    NoInventory,
+    /// The node cannot serve it now.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// A GPU may be held by an entry that cannot be read.
+    #[error(
+        "GPU {gpu} may be in use by a claim whose journal entry cannot be read (`{file}` in quarantine); it is \
+         free again when that claim's pod is gone or the file is removed"
+    )]
+    Quarantined {
+        /// The GPU.
+        gpu: PciAddress,
+        /// The file.
+        file: String,
+    },
+    /// What an earlier prepare left could not be undone.
+    #[error("what was prepared for the claim before cannot be undone")]
+    Undo(#[from] UndoError),
+    /// The hardware did not answer a question.
+    #[error(transparent)]
+    Hardware(HardwareError),
+    /// A step could not be done.
+    #[error(transparent)]
+    Step(#[from] StepError),
+    /// The journal cannot be read or written.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The CDI spec cannot be written.
+    #[error(transparent)]
+    Cdi(#[from] CdiError),
+    /// A lock file cannot be used.
+    #[error("the claim or its GPUs cannot be locked")]
+    Lock(#[source] std::io::Error),
+    /// It takes longer than the kubelet waits.
+    #[error(
+        "not done within {seconds} s: the GPU, or the driver below, is busy or hangs; the work goes on and the \
+         kubelet's next attempt finds it where it is"
+    )]
+    Budget {
+        /// How long it was waited.
+        seconds: u64,
+    },
+    /// A defect of this program.
+    #[error("an internal error; the log has more")]
+    Panicked,
+}
+
+impl PrepareError {
+    /// Whether a hardware call may still take effect.
+    pub(crate) fn is_timeout(&self) -> bool {
+        matches!(
+            self,
+            Self::Step(StepError::Hardware { source, .. }) | Self::Hardware(source)
+                if source.kind == HardwareErrorKind::Timeout
+        )
+    }
+}
+
+/// Why what a claim has here could not be undone.
+#[derive(Debug, thiserror::Error)]
+pub enum UndoError {
+    /// The kubelet's UID could not be one.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// A step could not be undone.
+    #[error(transparent)]
+    Step(#[from] StepError),
+    /// The journal cannot be read or written.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The CDI spec cannot be removed.
+    #[error(transparent)]
+    Cdi(#[from] CdiError),
+    /// A lock file cannot be used.
+    #[error("the claim or its GPUs cannot be locked")]
+    Lock(#[source] std::io::Error),
+    /// It takes longer than the kubelet waits.
+    #[error(
+        "not done within {seconds} s: the GPU, or the driver below, is busy or hangs; the work goes on and the \
+         kubelet's next attempt finds it where it is"
+    )]
+    Budget {
+        /// How long it was waited.
+        seconds: u64,
+    },
+    /// A defect of this program.
+    #[error("an internal error; the log has more")]
+    Panicked,
+}

@@ -1,0 +1,402 @@
+//! The owner of the inventory: one task that reads the hardware, decides what
+//! is foreign, and says what is to be published.
+//!
+//! Everybody else gets snapshots. Prepare and unprepare never change what is
+//! published on the side: a change of hardware comes back as a new inventory,
+//! a change of the journal as a new view.
+//!
+//! It owns `state/gpus/<pci>.json`, the records of what was published. A
+//! record is stored before its first publication.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use k8s_openapi::api::resource::v1::ResourceSliceSpec;
+use kerf_dra_driver::inventory::{GpuInstance, Inventory};
+use kerf_dra_driver::model::Settings;
+use kerf_dra_driver::names::{DeviceName, PciAddress, gpu_pool};
+use kerf_dra_driver::publication::{Knowledge, Publication};
+use kerf_dra_driver::published::GpuRecord;
+use kerf_dra_driver::taint::Conditions;
+use kerf_dra_driver::withdraw::{ClaimList, LIST_FRESH, Timestamp};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::disk::{Disk, Durability};
+use crate::plugin::{ObserveError, Observed, Plugin};
+use crate::view::JournalView;
+
+/// How long a reading of all GPUs may take before the last one is kept.
+const READ_BUDGET: Duration = Duration::from_secs(30);
+/// Events come in bursts: a partition is two of them.
+const SETTLE_EVENTS: Duration = Duration::from_millis(500);
+/// How often the hardware is read without an event, ±20 %. A driver that is
+/// reloaded tells nobody.
+const REREAD: Duration = Duration::from_secs(300);
+/// The pause after a failed reading or writing; it doubles up to the longest.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const LAST_RETRY: Duration = Duration::from_secs(30);
+
+/// What is to be published of the node's GPUs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NodeLayout {
+    /// The pool.
+    pub pool: String,
+    /// Its slices, in order.
+    pub slices: Vec<ResourceSliceSpec>,
+}
+
+/// What the publisher says about it.
+#[derive(Debug, Clone)]
+pub struct Stored {
+    /// The layout that the API server holds as it was sent.
+    pub layout: Option<Arc<NodeLayout>>,
+    /// Whether the API server keeps shared counters.
+    pub counters: bool,
+}
+
+impl Default for Stored {
+    fn default() -> Self {
+        Self { layout: None, counters: true }
+    }
+}
+
+/// The channels between the owner and everybody else.
+#[derive(Debug)]
+pub struct Channels {
+    /// The last inventory.
+    pub inventory: watch::Sender<Option<Arc<Inventory>>>,
+    /// What is to be published; nothing until the hardware was read.
+    pub layout: watch::Sender<Option<Arc<NodeLayout>>>,
+    /// What keeps the owner from saying more, as a sentence.
+    pub trouble: watch::Sender<Option<String>>,
+    /// What the publisher says.
+    pub stored: watch::Receiver<Stored>,
+}
+
+/// The owner task.
+#[derive(Debug)]
+pub struct Owner {
+    plugin: Plugin,
+    records: Records,
+    publication: Publication,
+    channels: Channels,
+    journal: watch::Receiver<Arc<JournalView>>,
+    hardware_changed: watch::Receiver<u64>,
+    foreign: BTreeMap<PciAddress, Vec<GpuInstance>>,
+    list: Option<ClaimList>,
+    /// Without records nobody here knows what was published before: which
+    /// claims are allocated but not prepared has to be asked before anything
+    /// is published.
+    must_list: bool,
+    /// Whether the driver did not answer at the last reading.
+    is_lost: bool,
+    reading: Option<JoinHandle<Result<Observed, ObserveError>>>,
+}
+
+impl Owner {
+    /// The owner of what a plugin serves.
+    ///
+    /// # Errors
+    /// The folder of the records cannot be read.
+    pub fn new(plugin: Plugin, channels: Channels) -> std::io::Result<Self> {
+        let inner = &plugin.inner;
+        let records =
+            Records { disk: inner.disk.clone(), folder: inner.config.plugin_dir.join("state").join("gpus") };
+        let publication = Publication::new(records.load()?);
+        let must_list = publication.is_empty();
+        let (journal, hardware_changed) = (plugin.journal(), plugin.hardware_changed());
+        Ok(Self {
+            plugin,
+            records,
+            publication,
+            channels,
+            journal,
+            hardware_changed,
+            foreign: BTreeMap::new(),
+            list: None,
+            must_list,
+            is_lost: false,
+            reading: None,
+        })
+    }
+
+    /// Reads and decides until cancelled.
+    pub async fn run(mut self, cancel: CancellationToken) {
+        tokio::select! {
+            () = cancel.cancelled() => {}
+            () = self.keep_true() => {}
+        }
+    }
+
+    async fn keep_true(&mut self) {
+        let mut failures = 0;
+        let mut read_at = Instant::now();
+        let mut list_at = self.must_list.then_some(read_at);
+        loop {
+            let mut troubles = Vec::new();
+            if read_at <= Instant::now() {
+                read_at = match self.read().await {
+                    Ok(()) => Instant::now() + jittered(REREAD),
+                    Err(trouble) => {
+                        troubles.push(trouble);
+                        Instant::now() + retry_after(failures)
+                    }
+                };
+            }
+            if list_at.is_some_and(|at| at <= Instant::now()) {
+                troubles.extend(self.list_claims().await.err());
+            }
+            match self.decide().await {
+                Ok(at) => list_at = at,
+                Err(trouble) => troubles.push(trouble),
+            }
+            let retry_at = (!troubles.is_empty()).then(|| Instant::now() + retry_after(failures));
+            failures = if troubles.is_empty() { 0 } else { failures + 1 };
+            self.report(troubles);
+            // What failed is not tried again before its pause is over.
+            list_at = list_at.map(|at| retry_at.map_or(at, |retry_at| at.max(retry_at)));
+            let wake = [Some(read_at), list_at, retry_at].into_iter().flatten().min();
+            tokio::select! {
+                changed = self.hardware_changed.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    sleep(SETTLE_EVENTS).await;
+                    self.hardware_changed.mark_unchanged();
+                    read_at = Instant::now();
+                }
+                changed = self.journal.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                }
+                changed = self.channels.stored.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                }
+                () = sleep_until(wake.unwrap_or(read_at)) => {}
+            }
+        }
+    }
+
+    fn settings(&self) -> &Settings {
+        &self.plugin.inner.config.settings
+    }
+
+    fn report(&self, troubles: Vec<String>) {
+        let trouble = (!troubles.is_empty()).then(|| troubles.join("; "));
+        self.channels.trouble.send_if_modified(|last| {
+            if *last == trouble {
+                return false;
+            }
+            if let Some(trouble) = &trouble {
+                warn!(trouble, "the node's GPUs cannot be described");
+            }
+            *last = trouble;
+            true
+        });
+    }
+
+    /// Reads the hardware, and what of it is foreign.
+    async fn read(&mut self) -> Result<(), String> {
+        let plugin = self.plugin.clone();
+        // A reading that took longer than its budget is waited for, not
+        // repeated: the driver hangs already.
+        let reading = self.reading.get_or_insert_with(|| tokio::spawn(async move { plugin.observe().await }));
+        let Ok(observed) = timeout(READ_BUDGET, reading).await else {
+            return Err(format!("the driver has not answered for {} s", READ_BUDGET.as_secs()));
+        };
+        self.reading = None;
+        match observed.map_err(|error| format!("reading the GPUs ended by itself: {error}"))? {
+            Ok(observed) => {
+                for unreadable in &observed.inventory.unreadable {
+                    warn!(index = unreadable.index, error = unreadable.error, "a GPU cannot be read");
+                }
+                self.foreign = observed.foreign;
+                self.is_lost = false;
+                self.channels.inventory.send_if_modified(|last| {
+                    let changed = last.as_ref() != Some(&observed.inventory);
+                    *last = Some(observed.inventory);
+                    changed
+                });
+                Ok(())
+            }
+            Err(error) => {
+                self.is_lost = true;
+                self.channels.inventory.send_if_modified(|last| last.take().is_some());
+                Err(crate::chain(&error))
+            }
+        }
+    }
+
+    async fn list_claims(&mut self) -> Result<(), String> {
+        let began = now();
+        let claims = self.plugin.inner.claims.list().await.map_err(|error| crate::chain(&error))?;
+        let driver = self.settings().driver.as_str();
+        let pool = gpu_pool(&self.settings().node);
+        let allocated = claims
+            .into_iter()
+            .filter_map(|claim| claim.status?.allocation?.devices?.results)
+            .flatten()
+            .filter(|result| result.driver == driver && result.pool == pool)
+            .filter_map(|result| DeviceName::parse(&result.device).ok())
+            .collect();
+        self.list = Some(ClaimList { began, allocated });
+        self.must_list = false;
+        Ok(())
+    }
+
+    /// Decides what is to be published, stores what must be stored before, and
+    /// says it. The answer is when claims have to be listed.
+    async fn decide(&mut self) -> Result<Option<Instant>, String> {
+        if self.must_list {
+            return Ok(Some(Instant::now()));
+        }
+        let inventory = match self.channels.inventory.borrow().clone() {
+            Some(inventory) => inventory,
+            // Whatever was published stays, and says that it is lost.
+            None if self.is_lost && !self.publication.is_empty() => Arc::default(),
+            None => return Ok(None),
+        };
+        let now = now();
+        self.list.take_if(|list| now >= list.began.after(LIST_FRESH));
+        let view = Arc::clone(&self.journal.borrow_and_update());
+        let stored = self.channels.stored.borrow_and_update().clone();
+        let layout = self.channels.layout.borrow().clone();
+        let is_stored = match (&stored.layout, &layout) {
+            (Some(stored), Some(layout)) => Arc::ptr_eq(stored, layout),
+            _ => false,
+        };
+        let held: BTreeSet<DeviceName> = view.held().map(|(device, _)| device.clone()).collect();
+        let next = self.publication.next(Knowledge {
+            settings: self.settings(),
+            inventory: &inventory,
+            foreign: &self.foreign,
+            held: &held,
+            list: self.list.as_ref(),
+            conditions: &conditions(&view, &inventory, self.publication.records()),
+            is_stored,
+            counters: stored.counters,
+            now,
+        });
+        self.records.write_all(next.write.clone()).await?;
+        let list_at =
+            next.list_at.map(|at| Instant::now() + Duration::from_millis(at.0.saturating_sub(now.0)));
+        let removed = next.remove.clone();
+        let slices = next.slices.clone();
+        self.publication.take(next);
+        self.channels.layout.send_if_modified(|last| {
+            if last.as_ref().is_some_and(|last| last.slices == slices) {
+                return false;
+            }
+            info!(slices = slices.len(), "the node's layout changed");
+            *last = Some(Arc::new(NodeLayout { pool: gpu_pool(&self.settings().node), slices }));
+            true
+        });
+        for pci in removed {
+            // Only tidiness: a record of nothing changes nothing.
+            let records = self.records.clone();
+            if let Ok(Err(error)) = tokio::task::spawn_blocking(move || records.remove(pci)).await {
+                warn!(%pci, %error, "the record of a withdrawn GPU cannot be removed");
+            }
+        }
+        Ok(list_at)
+    }
+}
+
+/// What the journal says that keeps devices from being given out.
+fn conditions<'a>(
+    view: &JournalView,
+    inventory: &Inventory,
+    records: impl Iterator<Item = &'a GpuRecord>,
+) -> Conditions {
+    let gpus: BTreeSet<PciAddress> =
+        inventory.gpus.iter().map(|gpu| gpu.pci).chain(records.map(|record| record.pci)).collect();
+    let mut conditions = Conditions {
+        quarantined: view.quarantined_among(gpus).map(|(gpu, _)| gpu).collect(),
+        ..Conditions::default()
+    };
+    for (gpu, stuck) in &view.stuck_modes {
+        conditions.mode_stuck.insert(*gpu, stuck.wanted);
+    }
+    for entry in view.entries.values().filter(|entry| entry.error.is_some()) {
+        conditions
+            .quarantined_devices
+            .extend(entry.allocation.iter().map(|allocated| allocated.device.clone()));
+    }
+    conditions
+}
+
+/// The files of the records.
+#[derive(Debug, Clone)]
+struct Records {
+    disk: Disk,
+    folder: PathBuf,
+}
+
+impl Records {
+    fn file_name(pci: PciAddress) -> String {
+        format!("{}.json", pci.dashed())
+    }
+
+    /// A record that cannot be read is left out: the API server and the
+    /// journal still know what is held.
+    fn load(&self) -> std::io::Result<Vec<GpuRecord>> {
+        self.disk.create_folder(&self.folder)?;
+        self.disk.sweep(&self.folder, "")?;
+        let mut records = Vec::new();
+        for name in self.disk.list(&self.folder)? {
+            let Some(content) = self.disk.read(&self.folder.join(&name))? else { continue };
+            match serde_json::from_slice::<GpuRecord>(&content) {
+                Ok(record) if name == Self::file_name(record.pci) => records.push(record),
+                Ok(_) => warn!(file = name, "a record is of another GPU than its name says and is not used"),
+                Err(error) => warn!(file = name, %error, "a record cannot be read and is not used"),
+            }
+        }
+        Ok(records)
+    }
+
+    async fn write_all(&self, records: Vec<GpuRecord>) -> Result<(), String> {
+        if records.is_empty() {
+            return Ok(());
+        }
+        let files = self.clone();
+        let write = move || {
+            records.iter().try_for_each(|record| {
+                files.write(record).map_err(|error| {
+                    format!("what is published of GPU {} cannot be stored: {error}", record.pci)
+                })
+            })
+        };
+        tokio::task::spawn_blocking(write).await.map_err(|error| error.to_string())?
+    }
+
+    fn write(&self, record: &GpuRecord) -> std::io::Result<()> {
+        let content = serde_json::to_vec(record).map_err(std::io::Error::other)?;
+        self.disk.replace(&self.folder, &Self::file_name(record.pci), &content, 0o600, Durability::Durable)
+    }
+
+    fn remove(&self, pci: PciAddress) -> std::io::Result<bool> {
+        self.disk.remove(&self.folder, &Self::file_name(pci))
+    }
+}
+
+fn now() -> Timestamp {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Timestamp(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}
+
+fn retry_after(failures: u32) -> Duration {
+    FIRST_RETRY.saturating_mul(1 << failures.clamp(1, 6).saturating_sub(1)).min(LAST_RETRY)
+}
+
+fn jittered(duration: Duration) -> Duration {
+    duration.mul_f64(fastrand::f64().mul_add(0.4, 0.8))
+}

@@ -1,0 +1,413 @@
+//! The plugin: claims in, prepared devices out, each claim on its own.
+//!
+//! An operation runs in a task of its own, so that a kubelet that hangs up
+//! cancels nothing, and waits for locks without a thread. What happens under
+//! the locks is blocking ([`crate::work`]) and takes the locks along: past its
+//! budget the kubelet is answered, but nobody else gets the GPU until the
+//! thread is back.
+//!
+//! A second request for a claim waits for the first and then answers from the
+//! entry that the first one wrote, verified. The answer itself is not shared:
+//! between the two the claim may have been allocated anew.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use kerf_dra_driver::claim::{Claim, ClaimError};
+use kerf_dra_driver::hardware::Hardware;
+use kerf_dra_driver::inventory::{GpuInstance, Inventory};
+use kerf_dra_driver::journal::BootId;
+use kerf_dra_driver::model::Settings;
+use kerf_dra_driver::names::{ClaimUid, PciAddress};
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use crate::cdi::{self, ExtraMount};
+use crate::claims::ClaimSource;
+use crate::disk::{Disk, Files, HostFiles};
+use crate::errors::{PrepareError, UndoError};
+use crate::lock::Locks;
+use crate::metrics::{Metrics, Operation};
+use crate::registration::Registration;
+use crate::store::{Store, StoreError};
+use crate::view::JournalView;
+use crate::work::{Outcome, PreparedDevice, Work};
+
+/// The kubelet waits 45 s for a call; the answer must be there before.
+const BUDGET: Duration = Duration::from_secs(40);
+
+/// What a plugin is made for.
+#[derive(Debug, Clone)]
+pub struct PluginConfig {
+    /// The operator's choices; driver and node name among them.
+    pub settings: Settings,
+    /// The pool that this node's GPUs are published in.
+    pub pool: String,
+    /// `/var/lib/kubelet/plugins/<driver>`: sockets and state.
+    pub plugin_dir: PathBuf,
+    /// `/var/lib/kubelet/plugins_registry`.
+    pub registry_dir: PathBuf,
+    /// `/var/run/cdi`.
+    pub cdi_dir: PathBuf,
+    /// `/var/lib/kubelet/pod-resources/kubelet.sock`.
+    pub pod_resources_socket: PathBuf,
+    /// What containers get beside the driver's files.
+    pub extra_mounts: Vec<ExtraMount>,
+    /// Where `sys/kernel/random/boot_id` is: `/proc`.
+    pub proc_root: PathBuf,
+}
+
+/// Why a plugin cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum PluginError {
+    /// The boot id cannot be read.
+    #[error("the boot id cannot be read ({})", path.display())]
+    BootId {
+        /// Where it should be.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The state folder cannot be used.
+    #[error("the folder for locks cannot be used")]
+    Locks(#[source] std::io::Error),
+    /// The journal cannot be read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The folder of CDI specs cannot be used.
+    #[error(transparent)]
+    Cdi(#[from] cdi::CdiError),
+}
+
+/// What a kubelet says of a claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimRequest {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name there.
+    pub name: String,
+    /// Its UID, unchecked.
+    pub uid: String,
+}
+
+/// The hardware and the journal, read so that they fit together.
+#[derive(Debug, Clone)]
+pub struct Observed {
+    /// What is there.
+    pub inventory: Arc<Inventory>,
+    /// What the journal says.
+    pub journal: Arc<JournalView>,
+    /// The GPU instances that somebody else made, of each GPU that has any.
+    pub foreign: BTreeMap<PciAddress, Vec<GpuInstance>>,
+}
+
+/// The kubelet side of a node. Clones are the same plugin.
+#[derive(Debug, Clone)]
+pub struct Plugin {
+    pub(crate) inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) config: PluginConfig,
+    pub(crate) disk: Disk,
+    pub(crate) claims: Arc<dyn ClaimSource>,
+    pub(crate) inventory: watch::Receiver<Option<Arc<Inventory>>>,
+    pub(crate) locks: Locks,
+    pub(crate) work: Arc<Work>,
+    pub(crate) registration: watch::Sender<Registration>,
+    pub(crate) hardware_changed: watch::Sender<u64>,
+    pub(crate) metrics: Metrics,
+    /// Since when a claim that has an entry is missing in the API.
+    pub(crate) missing_since: Mutex<BTreeMap<ClaimUid, Instant>>,
+}
+
+impl Plugin {
+    /// A plugin over a node's folders. The journal is read.
+    ///
+    /// `inventory` is what the node's owner task read last; while it has read
+    /// nothing, no claim is prepared.
+    pub fn new(
+        config: PluginConfig,
+        hardware: Arc<dyn Hardware>,
+        claims: Arc<dyn ClaimSource>,
+        inventory: watch::Receiver<Option<Arc<Inventory>>>,
+    ) -> Result<Self, PluginError> {
+        Self::with_files(config, hardware, claims, inventory, Arc::new(HostFiles))
+    }
+
+    /// A plugin whose state and CDI files are on another disk.
+    pub fn with_files(
+        config: PluginConfig,
+        hardware: Arc<dyn Hardware>,
+        claims: Arc<dyn ClaimSource>,
+        inventory: watch::Receiver<Option<Arc<Inventory>>>,
+        files: Arc<dyn Files>,
+    ) -> Result<Self, PluginError> {
+        let boot_file = config.proc_root.join("sys/kernel/random/boot_id");
+        let boot = std::fs::read_to_string(&boot_file)
+            .map_err(|source| PluginError::BootId { path: boot_file, source })?;
+        let state = config.plugin_dir.join("state");
+        let locks = Locks::open(state.join("locks")).map_err(PluginError::Locks)?;
+        let disk = Disk::new(files);
+        let work = Work {
+            settings: config.settings.clone(),
+            boot: BootId(boot.trim().to_owned()),
+            extra_mounts: config.extra_mounts.clone(),
+            hardware,
+            store: Store::open(disk.clone(), &state)?,
+            cdi: cdi::Folder::new(disk.clone(), config.cdi_dir.clone(), &config.settings.driver),
+            mode_failures: Mutex::default(),
+            hardware_touched: AtomicBool::new(false),
+        };
+        Ok(Self {
+            inner: Arc::new(Inner {
+                config,
+                disk,
+                claims,
+                inventory,
+                locks,
+                work: Arc::new(work),
+                registration: watch::Sender::new(Registration::default()),
+                hardware_changed: watch::Sender::new(0),
+                metrics: Metrics::default(),
+                missing_since: Mutex::default(),
+            }),
+        })
+    }
+
+    /// What the journal says, now and whenever it changes.
+    pub fn journal(&self) -> watch::Receiver<Arc<JournalView>> {
+        self.inner.work.store.view().subscribe()
+    }
+
+    /// Whether the kubelet knows this plugin.
+    pub fn registration(&self) -> watch::Receiver<Registration> {
+        self.inner.registration.subscribe()
+    }
+
+    /// Changes whenever this plugin changed hardware: the inventory is to be
+    /// read again.
+    pub fn hardware_changed(&self) -> watch::Receiver<u64> {
+        self.inner.hardware_changed.subscribe()
+    }
+
+    /// The running boot.
+    pub fn boot_id(&self) -> &BootId {
+        &self.inner.work.boot
+    }
+
+    /// What was counted.
+    pub fn metrics(&self) -> &Metrics {
+        &self.inner.metrics
+    }
+
+    /// Prepares a claim. It goes on if the caller stops waiting.
+    pub async fn prepare(&self, request: ClaimRequest) -> Result<Vec<PreparedDevice>, PrepareError> {
+        let plugin = self.clone();
+        let task = tokio::spawn(async move {
+            let started = Instant::now();
+            let result = tokio::time::timeout(BUDGET, plugin.inner.prepare(&request))
+                .await
+                .unwrap_or(Err(PrepareError::Budget { seconds: BUDGET.as_secs() }));
+            let elapsed = started.elapsed();
+            plugin.inner.metrics.record(Operation::Prepare, elapsed, result.is_ok());
+            let (namespace, name, uid) = (&request.namespace, &request.name, &request.uid);
+            match &result {
+                Ok(devices) => info!(
+                    namespace, name, uid, devices = ?names(devices), elapsed_ms = millis(elapsed), "prepared"
+                ),
+                Err(error) => warn!(
+                    namespace,
+                    name,
+                    uid,
+                    error = crate::chain(error),
+                    elapsed_ms = millis(elapsed),
+                    "not prepared"
+                ),
+            }
+            result
+        });
+        task.await.unwrap_or(Err(PrepareError::Panicked))
+    }
+
+    /// Undoes a claim. It goes on if the caller stops waiting.
+    pub async fn unprepare(&self, uid: String) -> Result<(), UndoError> {
+        let plugin = self.clone();
+        let task = tokio::spawn(async move {
+            let started = Instant::now();
+            let uid: ClaimUid = uid.parse()?;
+            let result = tokio::time::timeout(BUDGET, plugin.inner.unprepare(&uid))
+                .await
+                .unwrap_or(Err(UndoError::Budget { seconds: BUDGET.as_secs() }));
+            let elapsed = started.elapsed();
+            plugin.inner.metrics.record(Operation::Unprepare, elapsed, result.is_ok());
+            match &result {
+                Ok(()) => info!(%uid, elapsed_ms = millis(elapsed), "unprepared"),
+                Err(error) => warn!(
+                    %uid, error = crate::chain(error), elapsed_ms = millis(elapsed), "not unprepared"
+                ),
+            }
+            result
+        });
+        task.await.unwrap_or(Err(UndoError::Panicked))
+    }
+
+    /// Reads the hardware, and tells whose its GPU instances are.
+    ///
+    /// An instance that no entry knew before nor after the reading is looked
+    /// at again under its GPU's lock before it is called foreign.
+    ///
+    /// # Errors
+    /// As [`Hardware::inventory`], or where the journal cannot be read.
+    pub async fn observe(&self) -> Result<Observed, ObserveError> {
+        let before = self.journal().borrow().clone();
+        let work = Arc::clone(&self.inner.work);
+        let inventory = blocking(move || work.hardware.inventory()).await.ok_or(ObserveError::Panicked)??;
+        let after = self.journal().borrow().clone();
+        let boot = self.boot_id();
+        let mut foreign = BTreeMap::new();
+        for gpu in &inventory.gpus {
+            let unknown = gpu.mig.iter().flat_map(|mig| &mig.instances).any(|instance| {
+                before.owner(boot, gpu.pci, instance).is_none()
+                    && after.owner(boot, gpu.pci, instance).is_none()
+            });
+            if unknown {
+                let found = self.inner.foreign(gpu.pci).await?;
+                if !found.is_empty() {
+                    foreign.insert(gpu.pci, found);
+                }
+            }
+        }
+        Ok(Observed { inventory: Arc::new(inventory), journal: self.journal().borrow().clone(), foreign })
+    }
+}
+
+/// Why hardware and journal could not be read together.
+#[derive(Debug, thiserror::Error)]
+pub enum ObserveError {
+    /// The hardware did not answer.
+    #[error(transparent)]
+    Hardware(#[from] kerf_dra_driver::hardware::HardwareError),
+    /// The journal cannot be read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A lock file cannot be used.
+    #[error("a GPU cannot be locked")]
+    Lock(#[from] std::io::Error),
+    /// A defect of this program.
+    #[error("an internal error; the log has more")]
+    Panicked,
+}
+
+impl Inner {
+    async fn prepare(&self, request: &ClaimRequest) -> Result<Vec<PreparedDevice>, PrepareError> {
+        let uid: ClaimUid = request.uid.parse()?;
+        let own = self.locks.claim(&uid).await.map_err(PrepareError::Lock)?;
+        let own = Arc::new(own);
+        let mut claim = self.resolve(request, &uid).await?;
+        let mut wanted = claim.gpus();
+        wanted.extend(self.known_gpus(&uid));
+        let mut again = false;
+        loop {
+            let gpus = self.locks.gpus(&wanted).await.map_err(PrepareError::Lock)?;
+            if gpus.waited || again {
+                claim = self.resolve(request, &uid).await?;
+                let now = claim.gpus();
+                if !now.is_subset(&wanted) {
+                    wanted.extend(now);
+                    again = true;
+                    continue;
+                }
+            }
+            let known = self.inventory.borrow().clone().ok_or(PrepareError::NoInventory)?;
+            let (work, own, changed) =
+                (Arc::clone(&self.work), Arc::clone(&own), self.hardware_changed.clone());
+            let (claim_here, locked) = (claim.clone(), wanted.clone());
+            let outcome = blocking(move || {
+                let outcome = work.prepare(&claim_here, &locked, &known);
+                if work.take_hardware_touched() {
+                    changed.send_modify(|count| *count = count.wrapping_add(1));
+                }
+                drop((gpus, own));
+                outcome
+            })
+            .await
+            .ok_or(PrepareError::Panicked)??;
+            match outcome {
+                Outcome::Done(devices) => return Ok(devices),
+                Outcome::NeedsGpus(more) => wanted.extend(more),
+            }
+            again = true;
+        }
+    }
+
+    async fn resolve(&self, request: &ClaimRequest, uid: &ClaimUid) -> Result<Claim, PrepareError> {
+        let object = self.claims.get(&request.namespace, &request.name).await?.ok_or(ClaimError::NotFound)?;
+        Ok(Claim::resolve(&object, uid, &self.config.settings.driver, &self.config.pool)?)
+    }
+
+    pub(crate) async fn unprepare(&self, uid: &ClaimUid) -> Result<(), UndoError> {
+        let own = Arc::new(self.locks.claim(uid).await.map_err(UndoError::Lock)?);
+        let mut wanted = self.known_gpus(uid);
+        loop {
+            let gpus = self.locks.gpus(&wanted).await.map_err(UndoError::Lock)?;
+            let (work, own, changed) =
+                (Arc::clone(&self.work), Arc::clone(&own), self.hardware_changed.clone());
+            let (uid, locked) = (uid.clone(), wanted.clone());
+            let outcome = blocking(move || {
+                let outcome = work.unprepare(&uid, &locked);
+                if work.take_hardware_touched() {
+                    changed.send_modify(|count| *count = count.wrapping_add(1));
+                }
+                drop((gpus, own));
+                outcome
+            })
+            .await
+            .ok_or(UndoError::Panicked)??;
+            match outcome {
+                Outcome::Done(()) => return Ok(()),
+                Outcome::NeedsGpus(more) => wanted.extend(more),
+            }
+        }
+    }
+
+    /// The GPUs that a claim's entry touches, as far as this process knows.
+    pub(crate) fn known_gpus(&self, uid: &ClaimUid) -> BTreeSet<PciAddress> {
+        self.work.store.view().borrow().entries.get(uid).map(|entry| entry.gpus()).unwrap_or_default()
+    }
+
+    /// The GPU instances of a GPU that no entry made, decided under its lock.
+    async fn foreign(&self, gpu: PciAddress) -> Result<Vec<GpuInstance>, ObserveError> {
+        let gpus = BTreeSet::from([gpu]);
+        let held = self.locks.gpus(&gpus).await?;
+        let work = Arc::clone(&self.work);
+        blocking(move || {
+            let entries = work.store.touching(None, &gpus)?;
+            let mut found = work.hardware.gpu_instances(gpu)?;
+            found.retain(|instance| !entries.iter().any(|entry| entry.owns(&work.boot, gpu, instance)));
+            drop(held);
+            Ok(found)
+        })
+        .await
+        .unwrap_or(Err(ObserveError::Panicked))
+    }
+}
+
+/// Runs blocking work on a thread; absent if it panicked.
+pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    tokio::task::spawn_blocking(work).await.ok()
+}
+
+fn names(devices: &[PreparedDevice]) -> Vec<&str> {
+    devices.iter().map(|device| device.device.as_str()).collect()
+}
+
+fn millis(elapsed: Duration) -> u64 {
+    u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)
+}

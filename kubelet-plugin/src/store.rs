@@ -1,0 +1,194 @@
+//! The journal on disk: `state/claims/<uid>_<pci>_….json`, and
+//! `state/quarantine/` for what cannot be read.
+//!
+//! An entry is written and removed only by who holds the locks of all its
+//! GPUs. The picture of the journal that others see is published here, with
+//! every change, so it can never tell anything but what was written.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kerf_dra_driver::journal::{Entry, FileName};
+use kerf_dra_driver::names::{ClaimUid, PciAddress};
+use tokio::sync::watch;
+use tracing::error;
+
+use crate::disk::{Disk, Durability};
+use crate::view::JournalView;
+
+/// The journal's files.
+#[derive(Debug)]
+pub(crate) struct Store {
+    disk: Disk,
+    claims: PathBuf,
+    quarantine: PathBuf,
+    view: watch::Sender<Arc<JournalView>>,
+}
+
+/// A journal's file could not be listed, read, written or removed.
+#[derive(Debug, thiserror::Error)]
+#[error("the journal cannot be {operation} ({})", path.display())]
+pub struct StoreError {
+    operation: &'static str,
+    path: PathBuf,
+    #[source]
+    source: io::Error,
+}
+
+impl Store {
+    /// The journal below a plugin's folder. The folders are made.
+    pub(crate) fn open(disk: Disk, state: &Path) -> Result<Self, StoreError> {
+        let store = Self {
+            claims: state.join("claims"),
+            quarantine: state.join("quarantine"),
+            view: watch::Sender::new(Arc::default()),
+            disk,
+        };
+        store.disk.create_folder(&store.claims).map_err(|source| store.failed("made", source))?;
+        store.refresh()?;
+        Ok(store)
+    }
+
+    /// What the journal says, now and whenever it changes.
+    pub(crate) fn view(&self) -> &watch::Sender<Arc<JournalView>> {
+        &self.view
+    }
+
+    /// Reads the whole journal anew: another instance may have written it.
+    pub(crate) fn refresh(&self) -> Result<(), StoreError> {
+        loop {
+            let revision = self.view.borrow().revision;
+            let entries: BTreeMap<_, _> =
+                self.read(|_| true)?.into_iter().map(|entry| (entry.uid.clone(), Arc::new(entry))).collect();
+            let quarantined: BTreeMap<_, _> = self
+                .disk
+                .list(&self.quarantine)
+                .map_err(|source| self.failed("read", source))?
+                .into_iter()
+                .filter_map(|name| FileName::parse(&name).map(|file| (name, file)))
+                .collect();
+            let mut overtaken = false;
+            self.view.send_if_modified(|view| {
+                // What was written meanwhile is newer than what was read.
+                overtaken = view.revision != revision;
+                if overtaken || (view.entries == entries && view.quarantined == quarantined) {
+                    return false;
+                }
+                let view = Arc::make_mut(view);
+                (view.entries, view.quarantined) = (entries, quarantined);
+                view.revision += 1;
+                true
+            });
+            if !overtaken {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The entries, as they are on disk, that touch one of some GPUs or are
+    /// of a claim.
+    pub(crate) fn touching(
+        &self,
+        uid: Option<&ClaimUid>,
+        gpus: &BTreeSet<PciAddress>,
+    ) -> Result<Vec<Entry>, StoreError> {
+        let mut entries =
+            self.read(|file| uid == Some(&file.uid) || gpus.iter().any(|gpu| file.gpus.may_include(*gpu)))?;
+        // `<uid>_all.json` tells its GPUs only inside.
+        entries.retain(|entry| uid == Some(&entry.uid) || !entry.gpus().is_disjoint(gpus));
+        Ok(entries)
+    }
+
+    fn read(&self, wanted: impl Fn(&FileName) -> bool) -> Result<Vec<Entry>, StoreError> {
+        let mut entries = Vec::new();
+        for name in self.disk.list(&self.claims).map_err(|source| self.failed("read", source))? {
+            let Some(file) = FileName::parse(&name).filter(&wanted) else { continue };
+            let content = match self.disk.read(&self.claims.join(&name)) {
+                // Removed since it was listed.
+                Ok(None) => continue,
+                Ok(Some(content)) => content,
+                Err(source) => return Err(self.failed("read", source)),
+            };
+            match Entry::decode(&content) {
+                Ok(entry) if entry.uid == file.uid => entries.push(entry),
+                Ok(_) => self.set_aside(&name, file, "it is of another claim than its name says")?,
+                Err(reason) => self.set_aside(&name, file, &crate::chain(&reason))?,
+            }
+        }
+        Ok(entries)
+    }
+
+    fn set_aside(&self, name: &str, file: FileName, reason: &str) -> Result<(), StoreError> {
+        error!(file = name, reason, "a journal entry cannot be read and is put into quarantine");
+        self.disk
+            .move_to(&self.claims, name, &self.quarantine)
+            .map_err(|source| self.failed("cleaned", source))?;
+        self.modify(|view| {
+            view.entries.remove(&file.uid);
+            view.quarantined.insert(name.to_owned(), file);
+        });
+        Ok(())
+    }
+
+    /// Writes an entry.
+    pub(crate) fn write(&self, entry: &Entry, durability: Durability) -> Result<(), StoreError> {
+        self.disk
+            .replace(&self.claims, &entry.file_name(), &entry.encode(), 0o600, durability)
+            .map_err(|source| self.failed("written", source))?;
+        self.modify(|view| {
+            view.entries.insert(entry.uid.clone(), Arc::new(entry.clone()));
+        });
+        Ok(())
+    }
+
+    /// Removes an entry.
+    pub(crate) fn remove(&self, entry: &Entry) -> Result<(), StoreError> {
+        self.disk
+            .remove(&self.claims, &entry.file_name())
+            .map_err(|source| self.failed("cleaned", source))?;
+        self.modify(|view| {
+            view.entries.remove(&entry.uid);
+        });
+        Ok(())
+    }
+
+    /// Ends the quarantine of a claim's entry: the claim was prepared anew, or
+    /// its pods are gone.
+    pub(crate) fn release_quarantine(&self, uid: &ClaimUid) -> Result<(), StoreError> {
+        let names: Vec<String> = self
+            .view
+            .borrow()
+            .quarantined
+            .iter()
+            .filter(|(_, file)| file.uid == *uid)
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in names {
+            self.disk.remove(&self.quarantine, &name).map_err(|source| self.failed("cleaned", source))?;
+            self.modify(|view| {
+                view.quarantined.remove(&name);
+            });
+        }
+        Ok(())
+    }
+
+    /// Removes what a crash left half written. Only before anything writes.
+    pub(crate) fn sweep(&self) -> Result<(), StoreError> {
+        self.disk.sweep(&self.claims, "").map_err(|source| self.failed("cleaned", source))
+    }
+
+    /// Changes what is published beside the entries.
+    pub(crate) fn modify(&self, change: impl FnOnce(&mut JournalView)) {
+        self.view.send_modify(|view| {
+            let view = Arc::make_mut(view);
+            change(view);
+            view.revision += 1;
+        });
+    }
+
+    fn failed(&self, operation: &'static str, source: io::Error) -> StoreError {
+        StoreError { operation, path: self.claims.clone(), source }
+    }
+}

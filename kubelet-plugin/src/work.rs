@@ -1,0 +1,484 @@
+//! The work under the locks: settle, prepare, unprepare, all of it blocking.
+//!
+//! Whoever calls holds the claim's lock and those of all GPUs named; entries
+//! are read from disk after that, never before. A crash anywhere in here is
+//! settled by the next call that locks the same GPUs, or by reconcile.
+//!
+//! What is synced and why: an entry's first write is durable, because hardware
+//! is touched after it; its progress is ordered only, because a power cut ends
+//! the boot whose hardware it describes; its completion is durable, because the
+//! kubelet is answered after it. The CDI spec is written beside the latter: as
+//! either can be made from the other, their order does not matter.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kerf_dra_driver::claim::Claim;
+use kerf_dra_driver::hardware::{Hardware, HardwareError, HardwareErrorKind};
+use kerf_dra_driver::inventory::{Gpu, GpuInstance, Inventory, MigMode};
+use kerf_dra_driver::journal::{self, BootId, Device, Entry, Phase};
+use kerf_dra_driver::model::Settings;
+use kerf_dra_driver::names::{ClaimUid, PciAddress};
+use kerf_dra_driver::plan::{Plan, Situation};
+use kerf_dra_driver::step::{MigModeStep, PartitionProgress, PartitionStep, Step};
+use tracing::{info, warn};
+
+use crate::cdi::{self, ExtraMount};
+use crate::disk::Durability;
+use crate::effects::{self, StepError};
+use crate::errors::{PrepareError, UndoError};
+use crate::store::Store;
+use crate::view::StuckMode;
+
+/// What the work is done with.
+#[derive(Debug)]
+pub(crate) struct Work {
+    pub(crate) settings: Settings,
+    pub(crate) boot: BootId,
+    pub(crate) extra_mounts: Vec<ExtraMount>,
+    pub(crate) hardware: Arc<dyn Hardware>,
+    pub(crate) store: Store,
+    pub(crate) cdi: cdi::Folder,
+    /// How often in a row a GPU did not take a mode.
+    pub(crate) mode_failures: Mutex<BTreeMap<PciAddress, u32>>,
+    /// Whether hardware was changed since somebody was told.
+    pub(crate) hardware_touched: AtomicBool,
+}
+
+/// A device as the kubelet is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PreparedDevice {
+    /// The request, without its subrequest.
+    pub request: String,
+    /// The pool.
+    pub pool: String,
+    /// The device.
+    pub device: String,
+    /// Its name for the container runtime.
+    pub cdi_device: String,
+    /// Which share of it.
+    pub share_id: Option<String>,
+}
+
+/// How a piece of work ended.
+#[derive(Debug)]
+pub(crate) enum Outcome<T> {
+    /// It is done.
+    Done(T),
+    /// Nothing was done: these GPUs must be locked too.
+    NeedsGpus(BTreeSet<PciAddress>),
+}
+
+impl Work {
+    /// Whether hardware was changed since this was asked last.
+    pub(crate) fn take_hardware_touched(&self) -> bool {
+        self.hardware_touched.swap(false, Ordering::Relaxed)
+    }
+
+    fn touch(&self) {
+        self.hardware_touched.store(true, Ordering::Relaxed);
+    }
+
+    /// Prepares a claim. `known` is the last inventory; of the claim's GPUs it
+    /// is read anew.
+    pub(crate) fn prepare(
+        &self,
+        claim: &Claim,
+        gpus: &BTreeSet<PciAddress>,
+        known: &Inventory,
+    ) -> Result<Outcome<Vec<PreparedDevice>>, PrepareError> {
+        let mut entries = self.store.touching(Some(&claim.uid), gpus)?;
+        if let Some(more) = missing(&entries, gpus, &claim.uid) {
+            return Ok(Outcome::NeedsGpus(more));
+        }
+        self.refuse_quarantined(claim)?;
+        self.settle(&mut entries);
+        let own = self.own_entry(claim, &mut entries)?;
+        if claim.allocation.is_empty() {
+            return Ok(Outcome::Done(Vec::new()));
+        }
+        let inventory = self.fresh(&claim.gpus(), known)?;
+        let situation = Situation {
+            settings: &self.settings,
+            inventory: &inventory,
+            entries: &entries,
+            boot: &self.boot,
+        };
+        let plan = Plan::for_claim(claim, situation)?;
+        let steps =
+            plan.steps.into_iter().map(|step| keep_progress(step, own.as_ref(), &inventory)).collect();
+        let mut entry = Entry {
+            version: journal::VERSION,
+            uid: claim.uid.clone(),
+            claim: claim.name.clone(),
+            boot_id: self.boot.clone(),
+            allocation: claim.allocation.clone(),
+            devices: plan.devices,
+            steps,
+            phase: Phase::Completed,
+            error: None,
+            unknown: own.as_ref().map(|own| own.unknown.clone()).unwrap_or_default(),
+        };
+        // The kubelet asks again for what it has forgotten: as a rule, all is
+        // there.
+        if own.as_ref() == Some(&entry) {
+            self.cdi.ensure(&entry.uid, &self.project(&entry)?)?;
+        } else if let Err(error) = self.finish(&mut entry, own.is_some()) {
+            return Err(self.after_failure(entry, &entries, error));
+        }
+        self.store.release_quarantine(&claim.uid)?;
+        Ok(Outcome::Done(self.answer(&entry)))
+    }
+
+    /// Undoes what a claim has here. A claim that has nothing is undone.
+    pub(crate) fn unprepare(
+        &self,
+        uid: &ClaimUid,
+        gpus: &BTreeSet<PciAddress>,
+    ) -> Result<Outcome<()>, UndoError> {
+        let entries = self.store.touching(Some(uid), gpus)?;
+        let own: Vec<Entry> = entries.iter().filter(|entry| entry.uid == *uid).cloned().collect();
+        if let Some(more) = missing(&own, gpus, uid) {
+            return Ok(Outcome::NeedsGpus(more));
+        }
+        for entry in own {
+            self.undo(entry, &entries)?;
+        }
+        if self.store.view().borrow().quarantined.values().any(|file| file.uid == *uid) {
+            self.cdi.remove(uid)?;
+            self.store.release_quarantine(uid)?;
+        }
+        Ok(Outcome::Done(()))
+    }
+
+    /// Undoes what is incomplete among entries: nobody works on them, for
+    /// their GPUs are locked. What cannot be undone stays, with its error.
+    pub(crate) fn settle(&self, entries: &mut Vec<Entry>) {
+        let all = entries.clone();
+        entries.retain_mut(|entry| {
+            if entry.phase == Phase::Completed {
+                return true;
+            }
+            info!(claim = %entry.claim, uid = %entry.uid, phase = ?entry.phase, "undoing what was left incomplete");
+            match self.undo(entry.clone(), &all) {
+                Ok(()) => false,
+                Err(error) => {
+                    warn!(claim = %entry.claim, error = crate::chain(&error), "it stays incomplete");
+                    if let Some(now) = self.store.view().borrow().entries.get(&entry.uid) {
+                        *entry = Entry::clone(now);
+                    }
+                    true
+                }
+            }
+        });
+    }
+
+    /// This claim's entry, where it is of this boot and the same allocation;
+    /// any other is undone. It stays among the entries.
+    fn own_entry(&self, claim: &Claim, entries: &mut Vec<Entry>) -> Result<Option<Entry>, UndoError> {
+        let Some(at) = entries.iter().position(|entry| entry.uid == claim.uid) else { return Ok(None) };
+        let all = entries.clone();
+        let own = entries.get(at).filter(|own| {
+            own.phase == Phase::Completed && own.boot_id == self.boot && own.allocation == claim.allocation
+        });
+        if own.is_some() {
+            return Ok(own.cloned());
+        }
+        self.undo(entries.remove(at), &all)?;
+        Ok(None)
+    }
+
+    /// Does what an entry says and answers for it.
+    fn finish(&self, entry: &mut Entry, exists: bool) -> Result<(), PrepareError> {
+        let mut written = exists;
+        let write = |entry: &Entry, written: &mut bool| {
+            // The first write tells of hardware that is about to be touched.
+            let durability = if *written { Durability::Ordered } else { Durability::Durable };
+            self.store.write(entry, durability).map(|()| *written = true)
+        };
+        if entry.steps.iter().any(is_to_do) {
+            self.touch();
+            entry.phase = Phase::Started;
+            written = false;
+        }
+        for index in 0..entry.steps.len() {
+            let hardware = &*self.hardware;
+            match entry.steps.get(index).cloned() {
+                Some(Step::MigMode(step)) => {
+                    write(entry, &mut written)?;
+                    self.set_mode(&step)?;
+                }
+                Some(Step::Partition(PartitionStep {
+                    progress: PartitionProgress::Ready { .. }, ..
+                }))
+                | None => {}
+                Some(Step::Partition(step)) => {
+                    if !matches!(step.progress, PartitionProgress::Created { .. }) {
+                        change(entry, index, |step| effects::intend(hardware, step))?;
+                        write(entry, &mut written)?;
+                        change(entry, index, |step| effects::create_instance(hardware, step))?;
+                    }
+                    write(entry, &mut written)?;
+                    // That it is ready is written with what follows.
+                    change(entry, index, |step| effects::create_compute_instance(hardware, step))?;
+                }
+                Some(Step::Unknown(_)) => return Err(StepError::Unknown.into()),
+            }
+        }
+        entry.steps.retain(|step| !matches!(step, Step::MigMode(_)));
+        entry.phase = Phase::Completed;
+        entry.error = None;
+        let spec = self.project(entry)?;
+        let entry: &Entry = entry;
+        let (stored, projected) = std::thread::scope(|scope| {
+            let projected = scope.spawn(|| self.cdi.ensure(&entry.uid, &spec));
+            let stored = self.store.write(entry, Durability::Durable);
+            (stored, projected.join())
+        });
+        stored?;
+        match projected {
+            Ok(projected) => projected?,
+            Err(_) => return Err(PrepareError::Panicked),
+        };
+        Ok(())
+    }
+
+    /// Undoes an entry that could not be finished, and gives the reason back.
+    fn after_failure(&self, mut entry: Entry, entries: &[Entry], error: PrepareError) -> PrepareError {
+        let exists = self.store.view().borrow().entries.contains_key(&entry.uid);
+        if !exists {
+            return error;
+        }
+        entry.error = Some(crate::chain(&error));
+        // No answer in time: the call may still take effect, so the intent
+        // stays as it is until somebody looks again.
+        if error.is_timeout() {
+            entry.phase = Phase::Started;
+            if let Err(error) = self.store.write(&entry, Durability::Ordered) {
+                warn!(claim = %entry.claim, error = crate::chain(&error), "the error could not be recorded");
+            }
+            return error;
+        }
+        if let Err(undo) = self.undo(entry, entries) {
+            warn!(error = crate::chain(&undo), "what was begun for the claim could not be undone yet");
+        }
+        error
+    }
+
+    /// Undoes an entry: CDI spec, steps in reverse, the entry itself.
+    pub(crate) fn undo(&self, mut entry: Entry, entries: &[Entry]) -> Result<(), UndoError> {
+        let result = self.undo_effects(&mut entry, entries);
+        if let Err(error) = &result {
+            entry.error = Some(crate::chain(error));
+            self.store.write(&entry, Durability::Ordered)?;
+            return result;
+        }
+        self.store.remove(&entry)?;
+        Ok(())
+    }
+
+    fn undo_effects(&self, entry: &mut Entry, entries: &[Entry]) -> Result<(), UndoError> {
+        if entry.has_hardware(&self.boot) {
+            // From here on it is not prepared any more, whatever happens.
+            entry.phase = Phase::Undoing;
+            self.store.write(entry, Durability::Ordered)?;
+        }
+        self.cdi.remove(&entry.uid)?;
+        if !entry.has_hardware(&self.boot) {
+            return Ok(());
+        }
+        let mut first = None;
+        for index in (0..entry.steps.len()).rev() {
+            if let Err(error) = self.undo_step(entry, index, entries) {
+                first.get_or_insert(error);
+            }
+        }
+        first.map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    fn undo_step(&self, entry: &mut Entry, index: usize, entries: &[Entry]) -> Result<(), StepError> {
+        let mut step = match entry.steps.get(index) {
+            Some(Step::Partition(step)) => step.clone(),
+            Some(Step::Unknown(_)) => return Err(StepError::Unknown),
+            Some(Step::MigMode(_)) | None => return Ok(()),
+        };
+        let (uid, gpu) = (entry.uid.clone(), step.gpu);
+        let others = |instance: &GpuInstance| {
+            entries.iter().any(|other| other.uid != uid && other.owns(&self.boot, gpu, instance))
+        };
+        self.touch();
+        let result = effects::undo_partition(&*self.hardware, &mut step, &others, &mut |step| {
+            put(entry, index, step.clone());
+            self.store.write(entry, Durability::Ordered)
+        });
+        put(entry, index, step);
+        result
+    }
+
+    fn set_mode(&self, step: &MigModeStep) -> Result<(), StepError> {
+        let result = effects::set_mig_mode(&*self.hardware, step);
+        let mut failures = self.mode_failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let Err(error) = &result else {
+            failures.remove(&step.gpu);
+            if self.store.view().borrow().stuck_modes.contains_key(&step.gpu) {
+                self.store.modify(|view| {
+                    view.stuck_modes.remove(&step.gpu);
+                });
+            }
+            return Ok(());
+        };
+        let count = failures.entry(step.gpu).or_default();
+        *count += 1;
+        if *count >= 2 {
+            let stuck = StuckMode { wanted: step.mode, failures: *count, error: crate::chain(error) };
+            self.store.modify(|view| {
+                view.stuck_modes.insert(step.gpu, stuck);
+            });
+        }
+        result
+    }
+
+    /// The GPUs of a claim as they are now; their locks are held.
+    fn fresh(&self, gpus: &BTreeSet<PciAddress>, known: &Inventory) -> Result<Inventory, PrepareError> {
+        let read = |gpu: &Gpu| {
+            let mut gpu = gpu.clone();
+            if let Some(mig) = &mut gpu.mig {
+                (mig.current, mig.pending) = self.hardware.mig_mode(gpu.pci)?;
+                mig.instances = match mig.current {
+                    MigMode::Enabled => self.hardware.gpu_instances(gpu.pci)?,
+                    MigMode::Disabled => Vec::new(),
+                };
+            }
+            Ok(gpu)
+        };
+        Ok(Inventory {
+            driver_version: known.driver_version.clone(),
+            cuda_version: known.cuda_version,
+            gpus: known
+                .gpus
+                .iter()
+                .filter(|gpu| gpus.contains(&gpu.pci))
+                .map(read)
+                .collect::<Result<_, HardwareError>>()
+                .map_err(PrepareError::Hardware)?,
+            unreadable: known.unreadable.clone(),
+        })
+    }
+
+    /// The CDI spec that an entry calls for.
+    pub(crate) fn project(&self, entry: &Entry) -> Result<cdi::Spec, PrepareError> {
+        let nodes = entry
+            .devices
+            .iter()
+            .map(|device| match device {
+                Device::Whole { gpu } => self.hardware.device_nodes(*gpu, None),
+                Device::Fixed { gpu, instance, compute_instance, .. } => {
+                    self.hardware.device_nodes(*gpu, Some((*instance, *compute_instance)))
+                }
+                Device::Partition { gpu, placement, .. } => match entry.partition(*gpu, *placement) {
+                    Some(PartitionStep {
+                        progress: PartitionProgress::Ready { instance, compute_instance, .. },
+                        ..
+                    }) => self.hardware.device_nodes(*gpu, Some((*instance, *compute_instance))),
+                    _ => Err(HardwareError::new(
+                        format!("device nodes of `{}`", entry.claim),
+                        HardwareErrorKind::NotFound,
+                    )),
+                },
+            })
+            .collect::<Result<_, _>>()
+            .map_err(PrepareError::Hardware)?;
+        let files = self.hardware.driver_files().map_err(PrepareError::Hardware)?;
+        Ok(cdi::project(&self.settings.driver, entry, nodes, &files, &self.extra_mounts))
+    }
+
+    fn answer(&self, entry: &Entry) -> Vec<PreparedDevice> {
+        let kind = self.settings.driver.cdi_kind();
+        entry
+            .allocation
+            .iter()
+            .map(|allocated| PreparedDevice {
+                request: allocated.main_request().to_owned(),
+                pool: allocated.pool.clone(),
+                device: allocated.device.to_string(),
+                cdi_device: format!("{kind}={}", cdi::device_name(&entry.uid, &allocated.local_name())),
+                share_id: allocated.share_id.clone(),
+            })
+            .collect()
+    }
+
+    fn refuse_quarantined(&self, claim: &Claim) -> Result<(), PrepareError> {
+        let view = self.store.view().borrow();
+        let gpus = claim.gpus();
+        let in_the_way = view
+            .quarantined
+            .iter()
+            // Its own entry stands in nobody's way: it is made anew.
+            .filter(|(_, file)| file.uid != claim.uid)
+            .find_map(|(name, file)| {
+                gpus.iter().find(|gpu| file.gpus.may_include(**gpu)).map(|gpu| (*gpu, name))
+            });
+        match in_the_way {
+            Some((gpu, file)) => Err(PrepareError::Quarantined { gpu, file: file.clone() }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The GPUs that have to be locked too before entries can be worked on: those
+/// of incomplete ones, which are undone, and of the claim's own.
+fn missing(entries: &[Entry], gpus: &BTreeSet<PciAddress>, uid: &ClaimUid) -> Option<BTreeSet<PciAddress>> {
+    let more: BTreeSet<PciAddress> = entries
+        .iter()
+        .filter(|entry| entry.phase != Phase::Completed || entry.uid == *uid)
+        .flat_map(Entry::gpus)
+        .filter(|gpu| !gpus.contains(gpu))
+        .collect();
+    (!more.is_empty()).then_some(more)
+}
+
+/// What a step of a new plan already has on the hardware.
+fn keep_progress(step: Step, own: Option<&Entry>, inventory: &Inventory) -> Step {
+    let Step::Partition(mut step) = step else { return step };
+    let made = own
+        .and_then(|own| own.partition(step.gpu, step.placement))
+        .filter(|made| made.profile == step.profile);
+    let instance = made.and_then(|made| {
+        let mig = inventory.gpu(step.gpu)?.mig.as_ref()?;
+        mig.instances.iter().find(|instance| made.owns(instance))
+    });
+    if let (Some(made), Some(instance)) = (made, instance) {
+        step.progress = if instance.compute_instances.is_empty() {
+            PartitionProgress::Created { instance: instance.id }
+        } else {
+            made.progress.clone()
+        };
+    }
+    Step::Partition(step)
+}
+
+fn is_to_do(step: &Step) -> bool {
+    match step {
+        Step::Partition(step) => !matches!(step.progress, PartitionProgress::Ready { .. }),
+        Step::MigMode(_) | Step::Unknown(_) => true,
+    }
+}
+
+fn put(entry: &mut Entry, index: usize, step: PartitionStep) {
+    if let Some(slot) = entry.steps.get_mut(index) {
+        *slot = Step::Partition(step);
+    }
+}
+
+/// Changes a partition's step in its entry, whether or not that succeeds.
+fn change(
+    entry: &mut Entry,
+    index: usize,
+    change: impl FnOnce(&mut PartitionStep) -> Result<(), StepError>,
+) -> Result<(), StepError> {
+    match entry.steps.get_mut(index) {
+        Some(Step::Partition(step)) => change(step),
+        _ => Ok(()),
+    }
+}
