@@ -17,9 +17,11 @@ const PROTOS: [(&str, &str); 4] = [
     ("podresources", "v1"),
 ];
 
-/// Regenerates the gRPC code of `kubelet-plugin/proto`, or with `check` fails
-/// if what is committed is not what would be generated.
+/// Regenerates the gRPC code of `kubelet-plugin/proto` and the chart's device
+/// classes, or with `check` fails if what is committed is not what would be
+/// generated.
 pub fn run(check: bool) -> Result<()> {
+    crate::classes::run(check)?;
     let crate_root = paths::root().join("kubelet-plugin");
     for (name, package) in PROTOS {
         let text = generate(&crate_root.join("proto"), name, package)?;

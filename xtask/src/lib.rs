@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod classes;
 pub mod cluster;
 pub mod codegen;
 mod debian;
