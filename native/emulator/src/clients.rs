@@ -97,7 +97,9 @@ impl Clients {
     /// many clients as fit.
     pub fn hold(&self, uuid: &str, kind: Use) -> Result<Holding, Code> {
         for slot in 0..SLOTS {
-            let Some(file) = open(&self.folder.join(kind.file(uuid, slot)))? else { return Err(Code::NOT_FOUND) };
+            let Some(file) = open(&self.folder.join(kind.file(uuid, slot)))? else {
+                return Err(Code::NOT_FOUND);
+            };
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 // Its name may have been removed while it was being locked.
                 Ok(()) if file.metadata()?.nlink() == 0 => return Err(Code::NOT_FOUND),
@@ -141,7 +143,12 @@ impl Clients {
             return Ok(Vec::new());
         }
         let locks = fs::read_to_string("/proc/locks")?;
-        Ok(locks.lines().filter_map(flock_holder).filter(|(_, inode)| inodes.contains(inode)).map(|(pid, _)| pid).collect())
+        Ok(locks
+            .lines()
+            .filter_map(flock_holder)
+            .filter(|(_, inode)| inodes.contains(inode))
+            .map(|(pid, _)| pid)
+            .collect())
     }
 }
 

@@ -86,7 +86,9 @@ impl std::error::Error for Code {}
 impl From<std::io::Error> for Code {
     fn from(error: std::io::Error) -> Self {
         match error.kind() {
-            std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::ReadOnlyFilesystem => Self::NO_PERMISSION,
+            std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::ReadOnlyFilesystem => {
+                Self::NO_PERMISSION
+            }
             _ => Self::OPERATING_SYSTEM,
         }
     }

@@ -101,7 +101,10 @@ impl EventSet {
         let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
         let wanted = |event: &&Event| {
             event.number > inside.seen
-                && inside.watched.iter().any(|watched| watched.gpu == event.gpu && watched.types & event.kind.bit() != 0)
+                && inside
+                    .watched
+                    .iter()
+                    .any(|watched| watched.gpu == event.gpu && watched.types & event.kind.bit() != 0)
         };
         let found = state.events.iter().find(wanted).cloned();
         if let Some(event) = &found {

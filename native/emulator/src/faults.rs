@@ -75,7 +75,8 @@ impl Faults {
                 Ok(())
             }
             Some(Action::Die) => {
-                let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+                let _ =
+                    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
                 // SIGKILL cannot be survived; should it be refused, end anyway.
                 std::process::abort()
             }

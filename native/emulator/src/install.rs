@@ -40,7 +40,8 @@ impl FromStr for Slot {
         let (model, options) = text.split_once(':').unwrap_or((text, ""));
         let mut slot = Self { model: model.to_owned(), ..Self::default() };
         for option in options.split(',').filter(|option| !option.is_empty()) {
-            let wrong = || format!("`{option}` is not mig=on|off, pci=<address>, numa=<node> or minor=<number>");
+            let wrong =
+                || format!("`{option}` is not mig=on|off, pci=<address>, numa=<node> or minor=<number>");
             let (key, value) = option.split_once('=').ok_or_else(wrong)?;
             match (key, value) {
                 ("mig", "on") => slot.mig = true,
@@ -125,20 +126,25 @@ impl Plan {
 
     fn gpu(&self, index: u32, slot: &Slot) -> Result<Gpu, String> {
         let known = || self.models.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-        let model: &Model =
-            self.models.get(&slot.model).ok_or_else(|| format!("no model `{}`; known: {}", slot.model, known()))?;
+        let model: &Model = self
+            .models
+            .get(&slot.model)
+            .ok_or_else(|| format!("no model `{}`; known: {}", slot.model, known()))?;
         if slot.mig && model.mig.is_none() {
             return Err(format!("{} has no MIG", slot.model));
         }
-        // Two GPUs share a root complex, three buses lie between neighbours.
+        let count = u32::try_from(self.gpus.len()).unwrap_or(1);
+        let spread = |index: u32| i32::try_from(index * self.numa_nodes.max(1) / count).unwrap_or(0);
+        // Three buses lie between neighbours; two GPUs of a NUMA node share a
+        // root complex.
         let pci = slot.pci.clone().unwrap_or_else(|| format!("0000:{:02x}:00.0", 0x17 + 3 * index));
+        let first = index & !1;
         let pci_root = match &slot.pci {
             Some(address) => format!("pci{}", address.get(..7).unwrap_or("0000:00")),
-            None => format!("pci0000:{:02x}", 0x15 + 6 * (index / 2)),
+            None if spread(first) == spread(index) => format!("pci0000:{:02x}", 0x15 + 3 * first),
+            None => format!("pci0000:{:02x}", 0x15 + 3 * index),
         };
-        let count = u32::try_from(self.gpus.len()).unwrap_or(1);
-        let spread = i32::try_from(index * self.numa_nodes.max(1) / count).unwrap_or(0);
-        let numa = slot.numa.unwrap_or(spread);
+        let numa = slot.numa.unwrap_or_else(|| spread(index));
         let namespace = Uuid::new_v5(&Uuid::NAMESPACE_OID, self.seed.as_bytes());
         let uuid = Uuid::new_v5(&namespace, pci.as_bytes());
         Ok(Gpu {
@@ -175,16 +181,19 @@ impl DriverSources {
     /// # Errors
     /// A sentence that names what is missing.
     pub fn beside_program() -> Result<Self, String> {
-        let program = std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
+        let program =
+            std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
         let folder = program.parent().unwrap_or(Path::new("/"));
         let folders = [folder.to_owned(), folder.join("deps"), folder.parent().unwrap_or(folder).to_owned()];
         let newest = |name: &str| {
             let found = folders.iter().map(|folder| folder.join(name)).filter(|path| path.is_file());
             found.max_by_key(|path| fs::metadata(path).and_then(|metadata| metadata.modified()).ok())
         };
-        let missing = |name: &str, flag: &str| format!("no {name} beside {}; name it with {flag}", program.display());
+        let missing =
+            |name: &str, flag: &str| format!("no {name} beside {}; name it with {flag}", program.display());
         Ok(Self {
-            library: newest("libkerf_emulator.so").ok_or_else(|| missing("libkerf_emulator.so", "--library"))?,
+            library: newest("libkerf_emulator.so")
+                .ok_or_else(|| missing("libkerf_emulator.so", "--library"))?,
             smi: newest("nvidia-smi").ok_or_else(|| missing("nvidia-smi", "--smi"))?,
         })
     }

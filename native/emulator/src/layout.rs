@@ -182,7 +182,10 @@ impl Layout {
     /// Removes the client files of devices that are gone.
     pub fn forget_clients(&self, state: &State) -> io::Result<()> {
         let known = |uuid: &str| {
-            state.gpus.iter().any(|gpu| gpu.uuid == uuid || gpu.mig_devices().any(|(_, compute)| compute.uuid == uuid))
+            state
+                .gpus
+                .iter()
+                .any(|gpu| gpu.uuid == uuid || gpu.mig_devices().any(|(_, compute)| compute.uuid == uuid))
         };
         Clients::new(&self.state()).retain(known)
     }
@@ -206,7 +209,8 @@ fn mig_minors(state: &State) -> String {
     let mut lines = vec!["config 1".to_owned(), "monitor 2".to_owned()];
     for minor in state.gpus.iter().map(|gpu| gpu.minor) {
         for instance in 0..15 {
-            lines.push(format!("gpu{minor}/gi{instance}/access {}", gpu_instance_capability(minor, instance)));
+            lines
+                .push(format!("gpu{minor}/gi{instance}/access {}", gpu_instance_capability(minor, instance)));
             lines.extend((0..8).map(|compute| {
                 let number = compute_instance_capability(minor, instance, compute);
                 format!("gpu{minor}/gi{instance}/ci{compute}/access {number}")

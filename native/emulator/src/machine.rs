@@ -33,15 +33,21 @@ enum View {
 }
 
 impl Machine {
-    /// The machine the environment names: the host's under
-    /// `NVIDIA_EMULATOR_ROOT`, else a container's, at `/run/nvidia-emulator`
-    /// and `/dev` (or `NVIDIA_EMULATOR_STATE` and `NVIDIA_EMULATOR_DEV`).
+    /// The machine this process is on: the host's under
+    /// `NVIDIA_EMULATOR_ROOT`, or under the root that `program` (the library,
+    /// or a program of the driver) lies in; else a container's, at
+    /// `/run/nvidia-emulator` and `/dev` (or `NVIDIA_EMULATOR_STATE` and
+    /// `NVIDIA_EMULATOR_DEV`).
     ///
     /// # Errors
     /// `DRIVER_NOT_LOADED` where there is none.
-    pub fn from_environment() -> Result<Self, Code> {
-        let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        match variable("NVIDIA_EMULATOR_ROOT") {
+    pub fn find(program: Option<&Path>) -> Result<Self, Code> {
+        let variable =
+            |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let around =
+            || program?.ancestors().find(|folder| folder.ends_with("driver"))?.parent().map(Path::to_owned);
+        let installed = || around().filter(|root| crate::install::is_installed(root));
+        match variable("NVIDIA_EMULATOR_ROOT").or_else(installed) {
             Some(root) => Self::host(&root),
             None => Self::container(
                 &variable("NVIDIA_EMULATOR_STATE").unwrap_or_else(|| PathBuf::from("/run/nvidia-emulator")),
@@ -203,7 +209,8 @@ impl Machine {
             let model = self.model(found)?;
             let devices = std::iter::once((found.uuid.clone(), Use::Events))
                 .chain(std::iter::once((found.uuid.clone(), Use::Compute)));
-            let idle: Result<Vec<Idle>, Code> = devices.map(|(uuid, kind)| self.clients.idle(&uuid, kind)).collect();
+            let idle: Result<Vec<Idle>, Code> =
+                devices.map(|(uuid, kind)| self.clients.idle(&uuid, kind)).collect();
             let was = found.mig_current;
             let outcome = mig::set_mode(model, found, on, idle.is_err())?;
             if found.mig_current != was {
@@ -248,8 +255,14 @@ impl Machine {
         self.change(|state| {
             let serial = state.take_serial();
             let found = state.gpus.get_mut(gpu).ok_or(Code::INVALID_ARGUMENT)?;
-            let id =
-                mig::create_compute_instance(self.model(found)?, found, instance, profile, placement, serial)?;
+            let id = mig::create_compute_instance(
+                self.model(found)?,
+                found,
+                instance,
+                profile,
+                placement,
+                serial,
+            )?;
             let uuid = found.uuid.clone();
             state.note(&uuid, EventKind::MigConfigChange, 0, None);
             Ok((id, serial))
@@ -278,7 +291,13 @@ impl Machine {
     ///
     /// # Errors
     /// `IN_USE` while a process runs in it; `NOT_FOUND`.
-    pub fn destroy_compute_instance(&self, gpu: usize, instance: u32, compute: u32, serial: u32) -> Result<(), Code> {
+    pub fn destroy_compute_instance(
+        &self,
+        gpu: usize,
+        instance: u32,
+        compute: u32,
+        serial: u32,
+    ) -> Result<(), Code> {
         // Held until its client files are gone: nobody can slip in between.
         let mut guard = None;
         self.change(|state| {

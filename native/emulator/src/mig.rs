@@ -3,7 +3,7 @@
 //! and its model; who may call them and who is told is decided elsewhere.
 
 use crate::code::Code;
-use crate::model::{ComputeProfile, Mig, Model, ModeRule, Profile};
+use crate::model::{ComputeProfile, Mig, ModeRule, Model, Profile};
 use crate::state::{ComputeInstance, Gpu, GpuInstance};
 
 /// What a request for another MIG mode comes to.
@@ -59,7 +59,8 @@ pub fn set_mode(model: &Model, gpu: &mut Gpu, on: bool, busy: bool) -> Result<Mo
 pub fn reboot(model: &Model, gpu: &mut Gpu) {
     gpu.instances.clear();
     gpu.lost = false;
-    gpu.mig_current = gpu.mig_pending && model.mig.as_ref().is_some_and(|mig| mig.mode == ModeRule::NeedsReset);
+    gpu.mig_current =
+        gpu.mig_pending && model.mig.as_ref().is_some_and(|mig| mig.mode == ModeRule::NeedsReset);
     gpu.mig_pending = gpu.mig_current;
     gpu.compute_mode = 0;
     gpu.persistence = false;
@@ -71,7 +72,9 @@ pub fn free_starts(mig: &Mig, gpu: &Gpu, profile: &Profile) -> Vec<u32> {
         return Vec::new();
     }
     let overlaps = |start: u32| {
-        gpu.instances.iter().any(|other| start < other.start + other.size && other.start < start + profile.size)
+        gpu.instances
+            .iter()
+            .any(|other| start < other.start + other.size && other.start < start + profile.size)
     };
     profile.starts.iter().copied().filter(|start| !overlaps(*start)).collect()
 }
@@ -109,7 +112,13 @@ pub fn create_gpu_instance(
     create_at(mig, gpu, profile, placement.map(|(start, _)| start), serial)
 }
 
-fn create_at(mig: &Mig, gpu: &mut Gpu, profile: &Profile, start: Option<u32>, serial: u32) -> Result<u32, Code> {
+fn create_at(
+    mig: &Mig,
+    gpu: &mut Gpu,
+    profile: &Profile,
+    start: Option<u32>,
+    serial: u32,
+) -> Result<u32, Code> {
     let free = free_starts(mig, gpu, profile);
     let start = match start {
         Some(start) => free.contains(&start).then_some(start),
@@ -120,7 +129,14 @@ fn create_at(mig: &Mig, gpu: &mut Gpu, profile: &Profile, start: Option<u32>, se
     let id = (first..=last)
         .find(|id| gpu.instances.iter().all(|other| other.id != *id))
         .ok_or(Code::INSUFFICIENT_RESOURCES)?;
-    gpu.instances.push(GpuInstance { id, serial, profile: profile.id, start, size: profile.size, compute: Vec::new() });
+    gpu.instances.push(GpuInstance {
+        id,
+        serial,
+        profile: profile.id,
+        start,
+        size: profile.size,
+        compute: Vec::new(),
+    });
     gpu.instances.sort_by_key(|instance| instance.id);
     Ok(id)
 }
@@ -131,7 +147,8 @@ fn engines_suffice(mig: &Mig, gpu: &Gpu, profile: &Profile) -> bool {
     let Some(whole) = mig.whole() else { return false };
     let same = gpu.instances.iter().filter(|instance| instance.profile == profile.id).count();
     let used = |field: fn(&Profile) -> u32| {
-        let taken = gpu.instances.iter().filter_map(|instance| mig.profile(instance.profile)).map(field).sum::<u32>();
+        let taken =
+            gpu.instances.iter().filter_map(|instance| mig.profile(instance.profile)).map(field).sum::<u32>();
         taken + field(profile) <= field(whole)
     };
     u32::try_from(same).is_ok_and(|same| same < profile.max_instances)
@@ -162,15 +179,26 @@ pub fn destroy_gpu_instance(gpu: &mut Gpu, id: u32) -> Result<(), Code> {
 /// # Errors
 /// `INVALID_ARGUMENT` for an unknown one, `NOT_SUPPORTED` for one that the
 /// GPU instance does not have.
-pub fn compute_profile<'mig>(mig: &'mig Mig, instance: &Profile, id: u32) -> Result<&'mig ComputeProfile, Code> {
+pub fn compute_profile<'mig>(
+    mig: &'mig Mig,
+    instance: &Profile,
+    id: u32,
+) -> Result<&'mig ComputeProfile, Code> {
     let profile = mig.compute_profile(id).ok_or(Code::INVALID_ARGUMENT)?;
     if instance.compute.contains(&id) { Ok(profile) } else { Err(Code::NOT_SUPPORTED) }
 }
 
 /// The starts at which a compute instance can be made now.
-pub fn free_compute_starts(instance: &GpuInstance, gpu_profile: &Profile, profile: &ComputeProfile) -> Vec<u32> {
+pub fn free_compute_starts(
+    instance: &GpuInstance,
+    gpu_profile: &Profile,
+    profile: &ComputeProfile,
+) -> Vec<u32> {
     let taken = |start: u32| {
-        instance.compute.iter().any(|other| start < other.start + other.size && other.start < start + profile.slices)
+        instance
+            .compute
+            .iter()
+            .any(|other| start < other.start + other.size && other.start < start + profile.slices)
     };
     profile.starts(gpu_profile).into_iter().filter(|start| !taken(*start)).collect()
 }

@@ -2,7 +2,11 @@
 //! every call: latency, faults, the work, faults again. No panic leaves it.
 
 use std::collections::HashMap;
+use std::ffi::{CStr, OsStr};
+use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::code::Code;
@@ -56,7 +60,7 @@ pub(crate) fn open(name: &'static str) -> u32 {
         let session = match &open.session {
             Some(session) => Arc::clone(session),
             None => Arc::new(Session {
-                machine: Machine::from_environment()?,
+                machine: Machine::find(own_path().as_deref())?,
                 faults: Faults::of_this_process(),
                 event_sets: Mutex::default(),
             }),
@@ -89,4 +93,23 @@ pub(crate) fn guard(work: impl FnOnce() -> Result<(), Code>) -> u32 {
         Ok(Err(code)) => code.number(),
         Err(_) => Code::UNKNOWN.number(),
     }
+}
+
+/// The file this library was loaded from.
+fn own_path() -> Option<PathBuf> {
+    let mut info = libc::Dl_info {
+        dli_fname: ptr::null(),
+        dli_fbase: ptr::null_mut(),
+        dli_sname: ptr::null(),
+        dli_saddr: ptr::null_mut(),
+    };
+    let here: *const Mutex<Open> = &raw const SESSION;
+    // SAFETY: any address may be asked for, and `info` is a live local.
+    if unsafe { libc::dladdr(here.cast(), &raw mut info) } == 0 || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: not null; the loader's own NUL-terminated text, which lives as
+    // long as this library.
+    let name = unsafe { CStr::from_ptr(info.dli_fname) };
+    Some(PathBuf::from(OsStr::from_bytes(name.to_bytes())))
 }

@@ -99,13 +99,16 @@ impl Gpu {
     /// when the same instance is made again, as on hardware.
     pub fn mig_uuid(&self, instance: &GpuInstance, compute: (u32, u32)) -> String {
         let gpu = Uuid::parse_str(self.uuid.trim_start_matches("GPU-")).unwrap_or(Uuid::NAMESPACE_OID);
-        let name = format!("{}/{}/{}/{}/{}", instance.id, instance.start, instance.size, compute.0, compute.1);
+        let name =
+            format!("{}/{}/{}/{}/{}", instance.id, instance.start, instance.size, compute.0, compute.1);
         format!("MIG-{}", Uuid::new_v5(&gpu, name.as_bytes()))
     }
 
     /// All MIG devices in index order: one for each compute instance.
     pub fn mig_devices(&self) -> impl Iterator<Item = (&GpuInstance, &ComputeInstance)> {
-        self.instances.iter().flat_map(|instance| instance.compute.iter().map(move |compute| (instance, compute)))
+        self.instances
+            .iter()
+            .flat_map(|instance| instance.compute.iter().map(move |compute| (instance, compute)))
     }
 }
 

@@ -63,7 +63,8 @@ impl Store {
 
     /// Waits for the right to write.
     pub fn lock(&self) -> io::Result<WriteLock> {
-        let file = OpenOptions::new().create(true).truncate(false).write(true).open(self.folder.join("lock"))?;
+        let file =
+            OpenOptions::new().create(true).truncate(false).write(true).open(self.folder.join("lock"))?;
         loop {
             match flock(&file, FlockOperation::LockExclusive) {
                 Err(rustix::io::Errno::INTR) => {}

@@ -1,8 +1,9 @@
 //! Compute instances.
 
 use nvml_wrapper_sys::bindings::{
-    nvmlComputeInstance_t, nvmlComputeInstanceInfo_t, nvmlComputeInstancePlacement_t, nvmlComputeInstanceProfileInfo_t,
-    nvmlComputeInstanceProfileInfo_v2_t, nvmlComputeInstanceProfileInfo_v3_t, nvmlGpuInstance_t,
+    nvmlComputeInstance_t, nvmlComputeInstanceInfo_t, nvmlComputeInstancePlacement_t,
+    nvmlComputeInstanceProfileInfo_t, nvmlComputeInstanceProfileInfo_v2_t,
+    nvmlComputeInstanceProfileInfo_v3_t, nvmlGpuInstance_t,
 };
 
 use super::argument::text_array;
@@ -45,7 +46,8 @@ impl Within<'_> {
         if number > PROFILE_ENUM_LIMIT || engines != 0 {
             return Err(Code::INVALID_ARGUMENT);
         }
-        let mut allowed = self.mig.compute_profiles.iter().filter(|profile| self.profile.compute.contains(&profile.id));
+        let mut allowed =
+            self.mig.compute_profiles.iter().filter(|profile| self.profile.compute.contains(&profile.id));
         allowed.find(|profile| profile.profile == number).ok_or(Code::NOT_SUPPORTED)
     }
 
@@ -131,7 +133,8 @@ fn create(
 ) -> Result<(), Code> {
     created.check()?;
     let of = within(session, instance, |within| Ok(within.of))?;
-    let (compute, serial) = session.machine.create_compute_instance(of.gpu, of.instance, profile, placement)?;
+    let (compute, serial) =
+        session.machine.create_compute_instance(of.gpu, of.instance, profile, placement)?;
     created.set(Instance { compute, serial, ..of }.to_compute_instance())
 }
 

@@ -1,8 +1,8 @@
 //! What a GPU is and how it is set.
 
 use nvml_wrapper_sys::bindings::{
-    nvmlDevice_t, nvmlFieldValue_t, nvmlGpuFabricInfo_t, nvmlGpuFabricInfoV_t, nvmlGpuFabricInfo_v2_t, nvmlPciInfo_t,
-    nvmlPciInfoExt_v1_t,
+    nvmlDevice_t, nvmlFieldValue_t, nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfoV_t,
+    nvmlPciInfo_t, nvmlPciInfoExt_v1_t,
 };
 
 use super::argument::text_array;
@@ -11,7 +11,7 @@ use super::lookup::visible;
 use super::{Out, Text, api, check_version};
 use crate::code::Code;
 use crate::mig;
-use crate::model::{Model, ModeRule};
+use crate::model::{ModeRule, Model};
 use crate::session::Session;
 use crate::state::Gpu;
 

@@ -28,7 +28,12 @@ fn supported(model: &Model) -> u64 {
     if model.mig.is_some() { COMMON | MIG_CONFIG_CHANGE } else { COMMON }
 }
 
-fn wait(session: &Session, set: nvmlEventSet_t, data: &Out<nvmlEventData_t>, milliseconds: u32) -> Result<(), Code> {
+fn wait(
+    session: &Session,
+    set: nvmlEventSet_t,
+    data: &Out<nvmlEventData_t>,
+    milliseconds: u32,
+) -> Result<(), Code> {
     data.check()?;
     let event = find(session, set)?.wait(&session.machine, Duration::from_millis(milliseconds.into()))?;
     let state = session.state()?;

@@ -1,8 +1,8 @@
 //! MIG mode and GPU instances.
 
 use nvml_wrapper_sys::bindings::{
-    nvmlDevice_t, nvmlGpuInstance_t, nvmlGpuInstanceInfo_t, nvmlGpuInstancePlacement_t, nvmlGpuInstanceProfileInfo_t,
-    nvmlGpuInstanceProfileInfo_v2_t, nvmlGpuInstanceProfileInfo_v3_t,
+    nvmlDevice_t, nvmlGpuInstance_t, nvmlGpuInstanceInfo_t, nvmlGpuInstancePlacement_t,
+    nvmlGpuInstanceProfileInfo_t, nvmlGpuInstanceProfileInfo_v2_t, nvmlGpuInstanceProfileInfo_v3_t,
 };
 
 use super::argument::text_array;
@@ -77,7 +77,10 @@ fn placements(
 ) -> Result<(), Code> {
     with_gpu(session, device, |_, model| {
         let profile = by_id(mig::of(model)?, profile)?;
-        let all = profile.starts.iter().map(|start| nvmlGpuInstancePlacement_t { start: *start, size: profile.size });
+        let all = profile
+            .starts
+            .iter()
+            .map(|start| nvmlGpuInstancePlacement_t { start: *start, size: profile.size });
         places.set_list(count, &all.collect::<Vec<_>>())
     })
 }
@@ -105,7 +108,8 @@ fn handles(
     let position = Device::from_handle(device)?.gpu();
     with_gpu(session, device, |gpu, model| {
         check(gpu, model)?;
-        let seen = gpu.instances.iter().filter(|found| take(found) && session.machine.sees_instance(gpu, found));
+        let seen =
+            gpu.instances.iter().filter(|found| take(found) && session.machine.sees_instance(gpu, found));
         let handle = |found: &crate::state::GpuInstance| {
             Instance { gpu: position, instance: found.id, compute: 0, serial: found.serial }.to_gpu_instance()
         };

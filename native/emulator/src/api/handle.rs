@@ -100,7 +100,8 @@ impl Instance {
 
     /// The GPU instance this is, if it still exists.
     pub(super) fn find_gpu_instance<'state>(&self, gpu: &'state Gpu) -> Result<&'state GpuInstance, Code> {
-        let found = gpu.instances.iter().find(|other| other.id == self.instance && other.serial == self.serial);
+        let found =
+            gpu.instances.iter().find(|other| other.id == self.instance && other.serial == self.serial);
         found.ok_or(Code::NOT_FOUND)
     }
 

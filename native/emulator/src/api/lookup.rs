@@ -48,7 +48,12 @@ fn by_uuid(session: &Session, uuid: &str, device: &Out<nvmlDevice_t>) -> Result<
         for (instance, compute) in gpu.mig_devices().filter(|(_, compute)| compute.uuid == uuid) {
             if session.machine.sees_mig_device(gpu, instance, compute) {
                 gpu_at(&session.machine, &state, position)?;
-                let of = Instance { gpu: position, instance: instance.id, compute: compute.id, serial: compute.serial };
+                let of = Instance {
+                    gpu: position,
+                    instance: instance.id,
+                    compute: compute.id,
+                    serial: compute.serial,
+                };
                 return device.set(Device::Mig(of).to_handle());
             }
         }

@@ -17,7 +17,11 @@ fn instance(session: &Session, device: nvmlDevice_t) -> Result<Instance, Code> {
     Ok(of)
 }
 
-fn attributes(session: &Session, device: nvmlDevice_t, out: &Out<nvmlDeviceAttributes_t>) -> Result<(), Code> {
+fn attributes(
+    session: &Session,
+    device: nvmlDevice_t,
+    out: &Out<nvmlDeviceAttributes_t>,
+) -> Result<(), Code> {
     let Device::Mig(of) = Device::from_handle(device)? else { return Err(Code::NOT_SUPPORTED) };
     let state = session.state()?;
     let (gpu, model) = gpu_at(&session.machine, &state, of.gpu)?;

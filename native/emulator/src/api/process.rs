@@ -21,7 +21,8 @@ fn computing(session: &Session, device: nvmlDevice_t) -> Result<Vec<nvmlProcessI
     match device {
         Device::Gpu(_) => {
             devices.push((gpu.uuid.as_str(), NONE, NONE));
-            let parts = gpu.mig_devices().filter(|(of, compute)| session.machine.sees_mig_device(gpu, of, compute));
+            let parts =
+                gpu.mig_devices().filter(|(of, compute)| session.machine.sees_mig_device(gpu, of, compute));
             devices.extend(parts.map(|(of, compute)| (compute.uuid.as_str(), of.id, compute.id)));
         }
         Device::Mig(of) => {

@@ -6,7 +6,8 @@ use crate::code::Code;
 use crate::session;
 
 /// The functions declared here.
-pub(super) const CALLS: &[&str] = &["nvmlInit", "nvmlInit_v2", "nvmlInitWithFlags", "nvmlShutdown", "nvmlErrorString"];
+pub(super) const CALLS: &[&str] =
+    &["nvmlInit", "nvmlInit_v2", "nvmlInitWithFlags", "nvmlShutdown", "nvmlErrorString"];
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlInit() -> u32 {

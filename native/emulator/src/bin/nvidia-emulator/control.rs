@@ -142,7 +142,8 @@ impl Create {
         let whole = whole.ok_or("the profile has no full compute instance")?;
         machine.create_compute_instance(index, instance, whole.id, None).map_err(refused("create"))?;
         let (_, gpu) = self.which.find(machine)?;
-        let uuid = gpu.mig_devices().find(|(of, _)| of.id == instance).map(|(_, compute)| compute.uuid.clone());
+        let uuid =
+            gpu.mig_devices().find(|(of, _)| of.id == instance).map(|(_, compute)| compute.uuid.clone());
         say(&format!("{instance} {}", uuid.unwrap_or_default()));
         Ok(())
     }
@@ -157,7 +158,8 @@ impl Mig {
                 let found = gpu.instances.iter().find(|found| found.id == *instance);
                 let found = found.ok_or_else(|| format!("no GPU instance {instance}"))?;
                 for compute in &found.compute {
-                    let destroyed = machine.destroy_compute_instance(index, *instance, compute.id, compute.serial);
+                    let destroyed =
+                        machine.destroy_compute_instance(index, *instance, compute.id, compute.serial);
                     destroyed.map_err(refused("destroy"))?;
                 }
                 machine.destroy_gpu_instance(index, *instance, found.serial).map_err(refused("destroy"))

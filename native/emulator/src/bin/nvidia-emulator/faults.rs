@@ -53,9 +53,9 @@ fn action(text: &str) -> Result<Action, String> {
     let wrong = || "expected `return=<code>`, `hang=<milliseconds>` or `die`".to_owned();
     match text.split_once('=') {
         None if text == "die" => Ok(Action::Die),
-        Some(("return", code)) => {
-            Code::parse(code).map(|code| Action::Return(code.number())).ok_or_else(|| format!("no NVML code `{code}`"))
-        }
+        Some(("return", code)) => Code::parse(code)
+            .map(|code| Action::Return(code.number()))
+            .ok_or_else(|| format!("no NVML code `{code}`")),
         Some(("hang", milliseconds)) => milliseconds.parse().map(Action::Hang).map_err(|_| wrong()),
         _ => Err(wrong()),
     }

@@ -48,7 +48,8 @@ impl Init {
         let models = match &self.models {
             None => model::built_in(),
             Some(path) => {
-                let text = std::fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+                let text = std::fs::read(path)
+                    .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
                 serde_json::from_slice(&text)
             }
         };

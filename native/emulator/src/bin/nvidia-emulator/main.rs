@@ -81,7 +81,8 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Init(init) => init.run(&needed()?),
         Command::Hold(hold) => {
             // Also in a container, where there is no root.
-            let view = if root.is_some() { machine()? } else { Machine::from_environment().map_err(refused("hold"))? };
+            let view =
+                if root.is_some() { machine()? } else { Machine::find(None).map_err(refused("hold"))? };
             hold.run(&view)
         }
         Command::Reboot => control::reboot(&machine()?),
