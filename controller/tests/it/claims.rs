@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kerf_controller::claims::{ListClaimsError, allocated_devices, holding_claims};
+use kerf_dra_driver::names::DeviceName;
 use serde_json::json;
 
 use crate::fake_api::FakeApi;
@@ -45,7 +46,7 @@ async fn all_pages_are_read_and_only_our_devices_in_our_pools_are_held() {
     let api = api_with_claims();
     let driver = "gpu.nvidia.com".parse().unwrap();
     let held = allocated_devices(api.client(), &driver, &pools()).await.unwrap();
-    let names: Vec<_> = held.iter().map(|device| device.as_str()).collect();
+    let names: Vec<_> = held.iter().map(DeviceName::as_str).collect();
     assert_eq!(names, ["gpu-a", "gpu-b"]);
     api.with(|store| assert_eq!(store.requests.len(), 3));
 

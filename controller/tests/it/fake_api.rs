@@ -18,31 +18,31 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 /// Drops fields from what is stored, as a disabled feature gate does.
-pub type Gate = Box<dyn Fn(&mut ResourceSliceSpec) + Send>;
+pub(crate) type Gate = Box<dyn Fn(&mut ResourceSliceSpec) + Send>;
 /// Runs once after a successful update.
-pub type AfterUpdate = Box<dyn FnOnce(&mut Store) + Send>;
+pub(crate) type AfterUpdate = Box<dyn FnOnce(&mut Store) + Send>;
 
 #[derive(Clone)]
-pub struct FakeApi {
+pub(crate) struct FakeApi {
     store: Arc<Mutex<Store>>,
     revision: watch::Sender<u64>,
 }
 
 #[derive(Default)]
-pub struct Store {
-    pub slices: BTreeMap<String, ResourceSlice>,
-    pub nodes: BTreeMap<String, Node>,
-    pub claims: Vec<ResourceClaim>,
+pub(crate) struct Store {
+    pub(crate) slices: BTreeMap<String, ResourceSlice>,
+    pub(crate) nodes: BTreeMap<String, Node>,
+    pub(crate) claims: Vec<ResourceClaim>,
     /// Requests as `METHOD resource`, in their order.
-    pub requests: Vec<String>,
-    pub gates: Vec<Gate>,
+    pub(crate) requests: Vec<String>,
+    pub(crate) gates: Vec<Gate>,
     /// Answers for the next requests of a method, instead of serving them.
-    pub failures: VecDeque<(Method, StatusCode)>,
-    pub after_update: Option<AfterUpdate>,
+    pub(crate) failures: VecDeque<(Method, StatusCode)>,
+    pub(crate) after_update: Option<AfterUpdate>,
     /// Watches from before this revision are answered with 410.
     oldest: u64,
     /// The next continued list is answered with 410, this many times.
-    pub expire_pages: u32,
+    pub(crate) expire_pages: u32,
     revision: u64,
     uids: u64,
     history: Vec<(u64, &'static str, ResourceSlice)>,
@@ -75,7 +75,7 @@ impl Store {
     }
 
     /// Stores a slice as a foreign writer would create it.
-    pub fn create(&mut self, mut slice: ResourceSlice) -> ResourceSlice {
+    pub(crate) fn create(&mut self, mut slice: ResourceSlice) -> ResourceSlice {
         self.uids += 1;
         slice.metadata.uid = Some(format!("uid-{}", self.uids));
         if let Some(prefix) = slice.metadata.generate_name.clone() {
@@ -85,14 +85,14 @@ impl Store {
     }
 
     /// Changes a slice as a foreign writer would.
-    pub fn edit(&mut self, name: &str, change: impl FnOnce(&mut ResourceSlice)) {
+    pub(crate) fn edit(&mut self, name: &str, change: impl FnOnce(&mut ResourceSlice)) {
         let mut slice = self.slices.get(name).cloned().expect("a stored slice");
         change(&mut slice);
         self.put(slice, "MODIFIED");
     }
 
     /// Deletes a slice as a foreign writer would.
-    pub fn delete(&mut self, name: &str) {
+    pub(crate) fn delete(&mut self, name: &str) {
         if let Some(mut slice) = self.slices.remove(name) {
             slice.metadata.resource_version = Some(self.next_revision());
             self.record("DELETED", slice);
@@ -100,48 +100,48 @@ impl Store {
     }
 
     /// Deletes everything, as a kubelet does.
-    pub fn wipe(&mut self) {
+    pub(crate) fn wipe(&mut self) {
         for name in self.names() {
             self.delete(&name);
         }
     }
 
     /// Ends the history: watches will not hear of what has been.
-    pub fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         self.history.clear();
     }
 
     /// Closes all watches; those who come back are told to list first.
-    pub fn expire_watches(&mut self) {
+    pub(crate) fn expire_watches(&mut self) {
         self.history.clear();
         self.oldest = self.revision;
     }
 
-    pub fn names(&self) -> Vec<String> {
+    pub(crate) fn names(&self) -> Vec<String> {
         self.slices.keys().cloned().collect()
     }
 
-    pub fn set_node(&mut self, name: &str, uid: &str) {
+    pub(crate) fn set_node(&mut self, name: &str, uid: &str) {
         let metadata =
             ObjectMeta { name: Some(name.to_owned()), uid: Some(uid.to_owned()), ..ObjectMeta::default() };
         self.nodes.insert(name.to_owned(), Node { metadata, ..Node::default() });
     }
 
     /// How many requests wrote something.
-    pub fn writes(&self) -> usize {
+    pub(crate) fn writes(&self) -> usize {
         self.requests.iter().filter(|request| !request.starts_with("GET")).count()
     }
 }
 
 impl FakeApi {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let mut store = Store { revision: 100, ..Store::default() };
         store.set_node("node-1", "node-uid-1");
         Self { store: Arc::new(Mutex::new(store)), revision: watch::channel(100).0 }
     }
 
     /// A client of this server.
-    pub fn client(&self) -> kube::Client {
+    pub(crate) fn client(&self) -> kube::Client {
         let api = self.clone();
         let serve = move |request| {
             let api = api.clone();
@@ -151,7 +151,7 @@ impl FakeApi {
     }
 
     /// Looks at the store or changes it; watches see the change.
-    pub fn with<T>(&self, action: impl FnOnce(&mut Store) -> T) -> T {
+    pub(crate) fn with<T>(&self, action: impl FnOnce(&mut Store) -> T) -> T {
         let mut store = self.lock();
         let result = action(&mut store);
         self.revision.send_replace(store.revision);
@@ -188,7 +188,7 @@ impl FakeApi {
             },
             (&Method::GET, "resourceclaims", None) => {
                 let items: Vec<Value> = store.claims.iter().map(|claim| json!(claim)).collect();
-                page(&mut store, &query, items)
+                page(&mut store, &query, &items)
             }
             (&Method::GET, "resourceslices", None) if watching => {
                 drop(store);
@@ -196,8 +196,8 @@ impl FakeApi {
             }
             (&Method::GET, "resourceslices", None) => {
                 let selected = store.slices.values().filter(|slice| is_selected(slice, &query));
-                let items = selected.map(|slice| json!(slice)).collect();
-                page(&mut store, &query, items)
+                let items: Vec<Value> = selected.map(|slice| json!(slice)).collect();
+                page(&mut store, &query, &items)
             }
             (_, "resourceslices", name) => {
                 let answer = write(&mut store, &head.method, name, &body);
@@ -224,8 +224,8 @@ impl FakeApi {
                         .history
                         .iter()
                         .filter(|(at, _, slice)| *at > seen && is_selected(slice, &query));
-                    let lines: String = news
-                        .map(|(_, kind, slice)| format!("{}\n", json!({"type": kind, "object": slice})))
+                    let lines: Vec<String> = news
+                        .map(|(_, kind, slice)| json!({"type": kind, "object": slice}).to_string() + "\n")
                         .collect();
                     (lines, store.revision, store.oldest)
                 };
@@ -235,7 +235,7 @@ impl FakeApi {
                 }
                 if !lines.is_empty() {
                     let next = (api, revision, newest, query);
-                    return Some((Ok::<_, std::io::Error>(Bytes::from(lines)), next));
+                    return Some((Ok::<_, std::io::Error>(Bytes::from(lines.concat())), next));
                 }
                 revision.changed().await.ok()?;
             }
@@ -282,7 +282,7 @@ fn write(store: &mut Store, method: &Method, name: Option<&str>, body: &[u8]) ->
     }
 }
 
-fn page(store: &mut Store, query: &BTreeMap<String, String>, items: Vec<Value>) -> Response {
+fn page(store: &mut Store, query: &BTreeMap<String, String>, items: &[Value]) -> Response {
     let limit = query.get("limit").and_then(|limit| limit.parse().ok()).unwrap_or(usize::MAX);
     let start: usize = query.get("continue").and_then(|token| token.parse().ok()).unwrap_or(0);
     if start > 0 && store.expire_pages > 0 {

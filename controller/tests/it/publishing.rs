@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use crate::fake_api::{FakeApi, Store};
 
 /// Far longer than anything here takes.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_mins(1);
 
 fn device(name: &str) -> Device {
     Device { name: name.to_owned(), ..Device::default() }
@@ -39,7 +39,7 @@ fn devices(devices: Vec<Device>) -> ResourceSliceSpec {
 
 fn pool(slices: Vec<ResourceSliceSpec>) -> Arc<DesiredPools> {
     let named = |mut slice: ResourceSliceSpec| {
-        slice.pool.name = "node-1/gpu".to_owned();
+        slice.pool.name.push_str("node-1/gpu");
         slice
     };
     Arc::new(slices.into_iter().map(named).collect())
@@ -116,10 +116,8 @@ impl Running {
 
     async fn until(&mut self, what: &str, holds: impl FnMut(&PublishStatus) -> bool) -> PublishStatus {
         let last = self.status.clone();
-        match tokio::time::timeout(LIMIT, self.status.wait_for(holds)).await {
-            Ok(status) => status.unwrap().clone(),
-            Err(_) => panic!("never: {what}; {:#?}", last.borrow()),
-        }
+        let waited = tokio::time::timeout(LIMIT, self.status.wait_for(holds)).await;
+        waited.unwrap_or_else(|_| panic!("never: {what}; {:#?}", last.borrow())).unwrap().clone()
     }
 
     /// Waits until the store is as described.
@@ -129,9 +127,8 @@ impl Running {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        if tokio::time::timeout(LIMIT, wait).await.is_err() {
-            panic!("never: {what}; {:#?}", self.api.with(|store| store.requests.clone()));
-        }
+        let in_time = tokio::time::timeout(LIMIT, wait).await.is_ok();
+        assert!(in_time, "never: {what}; {:#?}", self.api.with(|store| store.requests.clone()));
     }
 
     /// Waits until a foreign change was undone and seen undone.
