@@ -1,9 +1,13 @@
 //! What a node's operator wants to see, as data: the answer of `kerf node` on
 //! its status socket, drawn by `kerf status`.
 
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::resource::v1::Device;
 use serde::{Deserialize, Serialize};
 
-use crate::inventory::{Bytes, MigMode, Placement};
+use crate::inventory::{Bytes, Gpu, Inventory, MigMode, Placement};
+use crate::journal::{BootId, Entry};
 use crate::names::{DeviceName, PciAddress};
 
 /// A node at one instant.
@@ -73,4 +77,96 @@ pub struct PartitionStatus {
     /// The claim that holds it, `namespace/name`; absent for a partition that
     /// kerf did not make.
     pub held_by: Option<String>,
+}
+
+/// Describes GPUs for an operator: what is there, whose it is, and what of it
+/// is not given out.
+pub fn gpus<'a>(
+    inventory: &Inventory,
+    entries: impl Iterator<Item = &'a Entry> + Clone,
+    boot: &BootId,
+    published: &[Device],
+) -> Vec<GpuStatus> {
+    let mut gpus: Vec<GpuStatus> = inventory.gpus.iter().map(|gpu| describe(gpu, entries.clone(), boot)).collect();
+    // A GPU that is lost is still published, and claims may still hold it.
+    for device in published.iter().filter_map(|device| DeviceName::parse(&device.name).ok()) {
+        if let Some(pci) = device.gpu().filter(|pci| gpus.iter().all(|gpu| gpu.pci != *pci)) {
+            gpus.push(lost(pci, entries.clone()));
+        }
+    }
+    for gpu in &mut gpus {
+        gpu.conditions = conditions(gpu.pci, published);
+    }
+    gpus.sort_by_key(|gpu| gpu.pci);
+    gpus
+}
+
+fn describe<'a>(gpu: &Gpu, entries: impl Iterator<Item = &'a Entry> + Clone, boot: &BootId) -> GpuStatus {
+    let mig = gpu.mig.as_ref();
+    let partitions = mig.into_iter().flat_map(|mig| {
+        let entries = entries.clone();
+        mig.instances.iter().map(move |instance| PartitionStatus {
+            profile: mig
+                .profile(instance.profile)
+                .map_or_else(|| format!("profile {}", instance.profile.0), |profile| profile.name.to_string()),
+            placement: instance.placement,
+            held_by: entries
+                .clone()
+                .find(|entry| entry.owns(boot, gpu.pci, instance))
+                .map(|entry| entry.claim.to_string()),
+        })
+    });
+    let mut partitions: Vec<PartitionStatus> = partitions.collect();
+    partitions.sort_by_key(|partition| partition.placement);
+    let placements = mig.into_iter().flat_map(|mig| &mig.profiles).flat_map(|profile| &profile.placements);
+    GpuStatus {
+        name: DeviceName::whole(gpu.pci),
+        pci: gpu.pci,
+        product: gpu.product.clone(),
+        memory: gpu.memory,
+        mig: mig.map(|mig| mig.current),
+        memory_slices: placements.map(|placement| placement.start.saturating_add(placement.size)).max().unwrap_or(0),
+        held_by: whole_holders(gpu.pci, entries),
+        partitions,
+        conditions: Vec::new(),
+    }
+}
+
+fn lost<'a>(pci: PciAddress, entries: impl Iterator<Item = &'a Entry>) -> GpuStatus {
+    GpuStatus {
+        name: DeviceName::whole(pci),
+        pci,
+        product: String::new(),
+        memory: Bytes(0),
+        mig: None,
+        memory_slices: 0,
+        held_by: whole_holders(pci, entries),
+        partitions: Vec::new(),
+        conditions: Vec::new(),
+    }
+}
+
+fn whole_holders<'a>(pci: PciAddress, entries: impl Iterator<Item = &'a Entry>) -> Vec<String> {
+    let whole = DeviceName::whole(pci);
+    entries
+        .filter(|entry| entry.allocation.iter().any(|allocated| allocated.device == whole))
+        .map(|entry| entry.claim.to_string())
+        .collect()
+}
+
+/// The taints of a GPU's devices, one sentence for each kind.
+fn conditions(pci: PciAddress, published: &[Device]) -> Vec<String> {
+    let mut kinds: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    for device in published {
+        if DeviceName::parse(&device.name).ok().and_then(|name| name.gpu()) != Some(pci) {
+            continue;
+        }
+        for taint in device.taints.iter().flatten() {
+            *kinds.entry((&taint.key, taint.value.as_deref().unwrap_or_default())).or_default() += 1;
+        }
+    }
+    kinds
+        .into_iter()
+        .map(|((key, value), count)| format!("{count} device(s) not given out: {key}={value}"))
+        .collect()
 }

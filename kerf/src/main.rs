@@ -1,2 +1,29 @@
-//! Placeholder.
-fn main() {}
+//! The one binary. Wiring only: each subcommand builds the parts of the
+//! library crates and joins them.
+
+#![forbid(unsafe_code)]
+
+mod arguments;
+mod node;
+mod picture;
+mod status;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::arguments::{Arguments, Command};
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().command {
+        Command::Node(arguments) => node::run(arguments),
+        Command::Status(arguments) => status::run(&arguments),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("kerf: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

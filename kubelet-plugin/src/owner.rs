@@ -45,9 +45,7 @@ const LAST_RETRY: Duration = Duration::from_secs(30);
 /// What is to be published of the node's GPUs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeLayout {
-    /// The pool.
-    pub pool: String,
-    /// Its slices, in order.
+    /// The pool's slices, in order.
     pub slices: Vec<ResourceSliceSpec>,
 }
 
@@ -297,7 +295,7 @@ impl Owner {
                 return false;
             }
             info!(slices = slices.len(), "the node's layout changed");
-            *last = Some(Arc::new(NodeLayout { pool: gpu_pool(&self.settings().node), slices }));
+            *last = Some(Arc::new(NodeLayout { slices }));
             true
         });
         for pci in removed {

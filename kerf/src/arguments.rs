@@ -1,0 +1,116 @@
+//! The command line. Every flag of a long-running command can come from the
+//! environment too, under the name its help shows.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use kerf_dra_driver::model::{ForeignPartitions, MigModePolicy, ProfileFilter};
+use kerf_dra_driver::names::DriverName;
+
+/// A Kubernetes DRA driver for NVIDIA GPUs.
+#[derive(Debug, Parser)]
+#[command(name = "kerf", version)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Serve this node's GPUs: publish them, prepare and unprepare claims.
+    Node(NodeArguments),
+    /// Show this node's GPUs, placements and claims.
+    Status(StatusArguments),
+}
+
+/// Where the kubelet keeps plugins, and under which name we are one.
+#[derive(Debug, Args)]
+pub(crate) struct KubeletArguments {
+    /// The driver name: attribute domain, CDI kind, sockets and taint keys follow it.
+    #[arg(long, env = "DRIVER_NAME", default_value = DriverName::DEFAULT)]
+    pub(crate) driver_name: DriverName,
+    /// The kubelet's root folder.
+    #[arg(long, env = "KUBELET_ROOT", default_value = "/var/lib/kubelet")]
+    pub(crate) kubelet_root: PathBuf,
+}
+
+impl KubeletArguments {
+    /// Where sockets and state are.
+    pub(crate) fn plugin_dir(&self) -> PathBuf {
+        self.kubelet_root.join("plugins").join(self.driver_name.as_str())
+    }
+
+    /// Where the kubelet looks for registration sockets.
+    pub(crate) fn registry_dir(&self) -> PathBuf {
+        self.kubelet_root.join("plugins_registry")
+    }
+
+    /// The socket on which the kubelet says which pods use which devices.
+    pub(crate) fn pod_resources_socket(&self) -> PathBuf {
+        self.kubelet_root.join("pod-resources").join("kubelet.sock")
+    }
+}
+
+/// Flags of `kerf status`.
+#[derive(Debug, Args)]
+pub(crate) struct StatusArguments {
+    #[command(flatten)]
+    pub(crate) kubelet: KubeletArguments,
+    /// Print the status as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Flags of `kerf node`.
+#[derive(Debug, Args)]
+pub(crate) struct NodeArguments {
+    #[command(flatten)]
+    pub(crate) kubelet: KubeletArguments,
+    /// The name of this node's Node object.
+    #[arg(long, env = "NODE_NAME")]
+    pub(crate) node_name: String,
+    /// Where CDI specs are written; a folder that the container runtime reads.
+    #[arg(long, env = "CDI_ROOT", default_value = "/var/run/cdi")]
+    pub(crate) cdi_root: PathBuf,
+    /// Where the NVIDIA driver is installed, as this process sees it.
+    #[arg(long, env = "DRIVER_ROOT", default_value = "/")]
+    pub(crate) driver_root: PathBuf,
+    /// The same folder as the container runtime sees it.
+    #[arg(long, env = "HOST_DRIVER_ROOT")]
+    pub(crate) host_driver_root: Option<PathBuf>,
+    /// Where the device nodes are, as this process sees them.
+    #[arg(long, env = "DEV_ROOT", default_value = "/dev")]
+    pub(crate) dev_root: PathBuf,
+    /// The same folder as the container runtime sees it.
+    #[arg(long, env = "HOST_DEV_ROOT")]
+    pub(crate) host_dev_root: Option<PathBuf>,
+    /// Where procfs is.
+    #[arg(long, env = "PROC_ROOT", default_value = "/proc")]
+    pub(crate) proc_root: PathBuf,
+    /// Where sysfs is.
+    #[arg(long, env = "SYS_ROOT", default_value = "/sys")]
+    pub(crate) sys_root: PathBuf,
+    /// Whether kerf changes the MIG mode of GPUs when a claim needs the other
+    /// one: `manage` or `keep`. Default: `manage` from Hopper on. Ampere GPUs
+    /// and vGPU guests are always kept, since a change needs a reset there.
+    #[arg(long, env = "MIG_MODE")]
+    pub(crate) mig_mode: Option<MigModePolicy>,
+    /// The MIG profiles to publish: `all`, `none`, or names separated by commas.
+    #[arg(long, env = "MIG_PROFILES", default_value = "all")]
+    pub(crate) mig_profiles: ProfileFilter,
+    /// What becomes of GPU instances that kerf did not make: `publish` them as
+    /// static devices, or `ignore` them. Neither ever destroys one.
+    #[arg(long, env = "FOREIGN_PARTITIONS", default_value = "publish")]
+    pub(crate) foreign_partitions: ForeignPartitions,
+    /// A file or folder that every container with a device gets, read-only:
+    /// `HOST_PATH:CONTAINER_PATH`. May be repeated.
+    #[arg(long, env = "EXTRA_MOUNTS", value_delimiter = ',')]
+    pub(crate) extra_mount: Vec<String>,
+    /// Where `/healthz`, `/readyz` and `/metrics` are served.
+    #[arg(long, env = "HTTP_ADDRESS", default_value = "0.0.0.0:9402")]
+    pub(crate) http_address: SocketAddr,
+    /// What is logged: a level, or a filter such as `info,kerf_controller=debug`.
+    #[arg(long, env = "LOG_LEVEL", default_value = "info")]
+    pub(crate) log_level: String,
+}

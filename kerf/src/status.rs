@@ -1,0 +1,35 @@
+//! `kerf status`: asks the running `kerf node` through its socket and draws
+//! the answer. It opens no driver library and needs no API server.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use kerf_dra_driver::status::NodeStatus;
+
+use crate::arguments::StatusArguments;
+use crate::picture;
+
+/// A status of 64 GPUs full of partitions is far below this.
+const LIMIT_BYTES: u64 = 16 << 20;
+
+/// Prints the node's status.
+pub(crate) fn run(arguments: &StatusArguments) -> Result<()> {
+    let socket = arguments.kubelet.plugin_dir().join("status.sock");
+    let stream = UnixStream::connect(&socket).with_context(|| {
+        format!("no `kerf node` answers on {} (is it running on this node?)", socket.display())
+    })?;
+    stream.set_read_timeout(Some(Duration::from_secs(10))).context("cannot set a read timeout")?;
+    let mut text = String::new();
+    stream.take(LIMIT_BYTES).read_to_string(&mut text).context("the answer could not be read")?;
+    let mut out = std::io::stdout().lock();
+    if arguments.json {
+        writeln!(out, "{}", text.trim_end())?;
+        return Ok(());
+    }
+    let status: NodeStatus = serde_json::from_str(&text)
+        .context("the answer is not a status this version understands (try the `kerf` of the running pod)")?;
+    out.write_all(picture::draw(&status).as_bytes())?;
+    Ok(())
+}
