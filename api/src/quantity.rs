@@ -352,7 +352,7 @@ mod tests {
             ("5.", "5"),
             (".5", "500m"),
             ("+1k", "1k"),
-            ("1e-40", "1n"),
+            ("1e-40", "1e-9"),
             ("0e999", "0"),
         ] {
             assert_eq!(quantity(text).to_string(), canonical, "{text}");

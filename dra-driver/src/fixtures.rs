@@ -9,8 +9,8 @@
 use std::collections::BTreeSet;
 
 use crate::inventory::{
-    Architecture, Bytes, ComputeInstance, ComputeInstanceId, Gpu, GpuInstance, GpuInstanceId, Inventory, Mig, MigMode,
-    Placement, Profile, ProfileId,
+    Architecture, Bytes, ComputeInstance, ComputeInstanceId, Gpu, GpuInstance, GpuInstanceId, Inventory, Mig,
+    MigMode, Placement, Profile, ProfileId,
 };
 use crate::model::{ForeignPartitions, ProfileFilter, Settings};
 use crate::names::{DeviceName, DriverName, PciAddress, ProfileName};

@@ -39,7 +39,7 @@ pub fn layout(settings: &Settings, records: &[GpuRecord], conditions: &Condition
         device(Some(record.pci), name, published, taints)
     };
     let chunks = chunks(&records, |_, _, _| true, device);
-    let sets: Vec<CounterSet> = records.iter().map(|record| counter_set(record)).collect();
+    let sets: Vec<CounterSet> = records.iter().filter_map(|record| counter_set(record)).collect();
     let counter_slices = sets.chunks(MAX_COUNTER_SETS).map(|sets| Content::CounterSets(sets.to_vec()));
     pool(settings, counter_slices.chain(chunks.into_iter().map(Content::Devices)).collect())
 }
@@ -192,8 +192,11 @@ fn packing_key<'a>(partition: &'a Partition, capacity: &BTreeMap<String, u64>) -
     )
 }
 
-fn counter_set(record: &GpuRecord) -> CounterSet {
-    CounterSet { name: counter_set_name(record.pci), counters: counters(&record.available) }
+/// A GPU's counter set. A GPU of which nothing is known but that a claim holds
+/// it has none: the API refuses an empty one.
+fn counter_set(record: &GpuRecord) -> Option<CounterSet> {
+    let name = counter_set_name(record.pci);
+    (!record.available.is_empty()).then(|| CounterSet { name, counters: counters(&record.available) })
 }
 
 fn counters(counters: &Counters) -> BTreeMap<String, Counter> {
@@ -247,3 +250,6 @@ fn attribute(value: &AttributeValue) -> DeviceAttribute {
         AttributeValue::Int(number) => DeviceAttribute { int: Some(number), ..DeviceAttribute::default() },
     }
 }
+
+#[cfg(test)]
+mod tests;

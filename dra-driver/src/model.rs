@@ -306,3 +306,6 @@ fn semantic_version(text: &str) -> Option<String> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests;

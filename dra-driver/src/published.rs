@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::inventory::MigMode;
+use crate::inventory::{MigMode, Placement};
 use crate::model::{Counters, GpuModel, ModelDevice, Occupied};
 use crate::names::{DeviceName, PciAddress};
 use crate::withdraw::Timestamp;
@@ -44,9 +44,10 @@ pub struct GpuRecord {
     /// The foreign GPU instances that were last seen.
     pub foreign: Vec<Occupied>,
     /// Devices that claims hold but whose cost nobody knows any more, so that
-    /// they cannot be published.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    pub unpublishable: BTreeSet<DeviceName>,
+    /// they cannot be published. As long as there is one, nothing of the GPU
+    /// is given out.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub unpublishable: BTreeMap<DeviceName, Leaving>,
     /// Fields of another version.
     #[serde(flatten)]
     pub unknown: serde_json::Map<String, serde_json::Value>,
@@ -61,6 +62,10 @@ pub struct PublishedDevice {
     /// Present while it is published only because it may not go yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leaving: Option<Leaving>,
+    /// Whether a claim holds another device at the same place: a static
+    /// partition that somebody made where a held device is published.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub contested: bool,
     /// Fields of another version.
     #[serde(flatten)]
     pub unknown: serde_json::Map<String, serde_json::Value>,
@@ -93,15 +98,19 @@ pub enum LeavingReason {
 }
 
 impl GpuRecord {
-    /// The devices that wait to be withdrawn.
+    /// The devices that wait to be withdrawn, or forgotten where they could
+    /// not even be published.
     pub fn leaving(&self) -> impl Iterator<Item = (&DeviceName, &Leaving)> {
-        self.devices.iter().filter_map(|(name, published)| Some((name, published.leaving.as_ref()?)))
+        let published =
+            self.devices.iter().filter_map(|(name, published)| Some((name, published.leaving.as_ref()?)));
+        published.chain(&self.unpublishable)
     }
 
     /// Notes that the API server holds this record's slices as laid out: from
     /// now on the settling time of each taint runs.
     pub fn stored(&mut self, now: Timestamp) {
-        for leaving in self.devices.values_mut().filter_map(|published| published.leaving.as_mut()) {
+        let published = self.devices.values_mut().filter_map(|published| published.leaving.as_mut());
+        for leaving in published.chain(self.unpublishable.values_mut()) {
             leaving.tainted_since.get_or_insert(now);
         }
     }
@@ -110,6 +119,7 @@ impl GpuRecord {
     /// [`merge`] it again afterwards: what left may be wanted in another form.
     pub fn withdraw(&mut self, names: &[DeviceName]) {
         for name in names {
+            self.unpublishable.remove(name);
             if self.devices.get(name).is_some_and(|published| published.leaving.is_some()) {
                 self.devices.remove(name);
             }
@@ -137,7 +147,10 @@ pub fn merge(
         .flat_map(|model| &model.devices)
         .map(|(name, device)| {
             let unknown = serde_json::Map::new();
-            (name.clone(), PublishedDevice { device: device.clone(), leaving: None, unknown })
+            (
+                name.clone(),
+                PublishedDevice { device: device.clone(), leaving: None, contested: false, unknown },
+            )
         })
         .collect();
     for (name, old) in previous.into_iter().flat_map(|record| &record.devices) {
@@ -150,11 +163,11 @@ pub fn merge(
             }
         }
     }
-    let unpublishable: BTreeSet<DeviceName> =
-        held.iter().filter(|name| name.gpu() == Some(pci) && !devices.contains_key(*name)).cloned().collect();
-    if devices.is_empty() && current.is_none() {
+    let unpublishable = unpublishable(pci, previous, &devices, held);
+    if devices.is_empty() && unpublishable.is_empty() && current.is_none() {
         return None;
     }
+    mark_contested(&mut devices, held);
     let counters = total(previous, current, &devices);
     let foreign = match (current, previous) {
         (Some(model), _) => model.foreign.clone(),
@@ -180,6 +193,47 @@ pub fn merge(
 fn still_there(old: &PublishedDevice, reason: LeavingReason) -> PublishedDevice {
     let tainted_since = old.leaving.as_ref().and_then(|leaving| leaving.tainted_since);
     PublishedDevice { leaving: Some(Leaving { reason, tainted_since }), ..old.clone() }
+}
+
+/// The held devices that cannot be published, and those of before that may
+/// not be forgotten yet: their claims may not be prepared.
+fn unpublishable(
+    pci: PciAddress,
+    previous: Option<&GpuRecord>,
+    devices: &BTreeMap<DeviceName, PublishedDevice>,
+    held: &BTreeSet<DeviceName>,
+) -> BTreeMap<DeviceName, Leaving> {
+    let mut all = previous.map(|record| record.unpublishable.clone()).unwrap_or_default();
+    for name in held.iter().filter(|name| name.gpu() == Some(pci)) {
+        all.entry(name.clone()).or_insert(Leaving { reason: LeavingReason::Withheld, tainted_since: None });
+    }
+    all.retain(|name, _| !devices.contains_key(name));
+    all
+}
+
+/// Marks the static partitions that stand where a claim holds another device.
+/// They consume no counters, so nothing else keeps the allocator from giving
+/// the place out a second time.
+fn mark_contested(devices: &mut BTreeMap<DeviceName, PublishedDevice>, held: &BTreeSet<DeviceName>) {
+    let places: Vec<(DeviceName, Option<Placement>)> = devices
+        .iter()
+        .filter(|(name, _)| held.contains(*name))
+        .map(|(name, published)| {
+            (name.clone(), published.device.partition().map(|partition| partition.placement))
+        })
+        .collect();
+    for (name, published) in devices {
+        let fixed = published
+            .device
+            .partition()
+            .filter(|partition| partition.fixed)
+            .map(|partition| partition.placement);
+        published.contested = fixed.is_some_and(|fixed| {
+            places
+                .iter()
+                .any(|(holder, place)| holder != name && place.is_none_or(|place| place.overlaps(fixed)))
+        });
+    }
 }
 
 fn leaving_reason(
@@ -257,3 +311,6 @@ fn available(
     }
     available
 }
+
+#[cfg(test)]
+mod tests;

@@ -103,6 +103,9 @@ fn reasons(
     if !record.unpublishable.is_empty() {
         reasons.entry(Condition::Withheld).or_insert("unknown-device-held");
     }
+    if published.contested {
+        reasons.entry(Condition::Withheld).or_insert("place-held");
+    }
     if foreign_in_the_way(record, &published.device) {
         reasons.insert(Condition::Foreign, "gpu-instance");
     }

@@ -106,3 +106,6 @@ fn verdict(
         _ => Verdict::Keep { list_at: Some(settled.max(now)) },
     }
 }
+
+#[cfg(test)]
+mod tests;
