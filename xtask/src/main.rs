@@ -4,7 +4,7 @@
 
 use clap::{Args, Parser, Subcommand};
 use xtask::cluster::{self, Cluster};
-use xtask::{codegen, image, suite};
+use xtask::{classes, codegen, image, suite};
 
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", about = "Everything repeatable of this repository")]
@@ -22,6 +22,12 @@ enum Command {
     Cluster(ClusterCommand),
     /// Make the container images as OCI archives under target/images.
     Image,
+    /// Regenerate the chart's device classes, or check that they are current.
+    Classes {
+        /// Change nothing; fail if anything would change.
+        #[arg(long)]
+        check: bool,
+    },
     /// Regenerate committed code, or check that it is current.
     Codegen {
         /// Change nothing; fail if anything would change.
@@ -69,6 +75,7 @@ fn main() -> anyhow::Result<()> {
         Command::Cluster(ClusterCommand::Down { name }) => cluster::down(&name.name),
         Command::Cluster(ClusterCommand::Status { name }) => cluster::status(&name.name),
         Command::Image => image::all(),
+        Command::Classes { check } => classes::run(check),
         Command::Codegen { check } => codegen::run(check),
     }
 }

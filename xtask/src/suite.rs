@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow};
 
 use crate::cluster::{self, programs};
-use crate::{codegen, emulator, exec, image, paths};
+use crate::{classes, codegen, emulator, exec, image, paths};
 
 /// The cluster of the end-to-end tests.
 pub const CLUSTER: &str = "e2e";
@@ -32,6 +32,7 @@ fn stages(report: &mut Report) -> Result<()> {
         cargo(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "--deny", "warnings"])
     })?;
     report.stage("generated code", || codegen::run(true))?;
+    report.stage("generated classes", || classes::run(true))?;
     report.stage("unit and component tests", || {
         cargo(&["test", "--quiet", "--workspace", "--exclude", "kerf-e2e"])
     })?;

@@ -161,7 +161,7 @@ fn scheduler(layout: &Layout, settings: &Settings) -> Vec<String> {
 
 /// `restrict_oom_score_adj`: without it no sandbox starts where
 /// `CAP_SYS_RESOURCE` is missing. `netns_mounts_under_state_dir`, `socket_dir`
-/// and the disabled NRI socket keep everything inside the cluster's folders.
+/// `Root` and the disabled NRI socket keep everything inside the cluster's folders.
 fn containerd(layout: &Layout) -> Result<String> {
     let plugins = debian::cni_folder().context("there is no folder with CNI plugins")?;
     Ok(format!(
@@ -196,6 +196,7 @@ runtime_type = "io.containerd.runc.v2"
 
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
 SystemdCgroup = false
+Root = "{run}/runc"
 "#,
         root = layout.containerd_root().display(),
         run = layout.run.display(),

@@ -228,7 +228,6 @@ fn boot_id() -> Result<String> {
 }
 
 #[cfg(test)]
-#[expect(clippy::expect_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
 

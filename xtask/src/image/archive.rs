@@ -182,7 +182,6 @@ fn architecture() -> Result<&'static str> {
 }
 
 #[cfg(test)]
-#[expect(clippy::expect_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
 
