@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kerf_dra_driver::names::{ClaimUid, PciAddress};
@@ -21,6 +21,9 @@ use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 pub(crate) struct Locks {
     folder: PathBuf,
     mutexes: Mutex<HashMap<Key, Arc<AsyncMutex<()>>>>,
+    /// Shared by all instances as long as they live.
+    _instance: File,
+    alone: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -75,7 +78,19 @@ impl Locks {
     /// Locks whose files are in a folder.
     pub(crate) fn open(folder: PathBuf) -> io::Result<Self> {
         std::fs::create_dir_all(&folder)?;
-        Ok(Self { folder, mutexes: Mutex::default() })
+        let instance = open(&folder.join("instance.lock"))?;
+        let alone = match flock(&instance, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => true,
+            Err(rustix::io::Errno::WOULDBLOCK) => false,
+            Err(error) => return Err(error.into()),
+        };
+        flock(&instance, FlockOperation::LockShared)?;
+        Ok(Self { folder, mutexes: Mutex::default(), _instance: instance, alone })
+    }
+
+    /// Whether there was no other instance when this one began.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.alone
     }
 
     /// Waits for a claim. Nothing may be held yet.
@@ -104,7 +119,7 @@ impl Locks {
             Err(_) => (mutex.lock_owned().await, true),
         };
         loop {
-            let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path)?;
+            let file = open(&path)?;
             let file = match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => file,
                 Err(rustix::io::Errno::WOULDBLOCK) => {
@@ -131,4 +146,8 @@ impl Locks {
         }
         Arc::clone(mutexes.entry(key).or_default())
     }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)
 }

@@ -38,7 +38,7 @@ use crate::view::JournalView;
 use crate::work::{Outcome, PreparedDevice, Work};
 
 /// The kubelet waits 45 s for a call; the answer must be there before.
-const BUDGET: Duration = Duration::from_secs(40);
+pub(crate) const BUDGET: Duration = Duration::from_secs(40);
 
 /// What a plugin is made for.
 #[derive(Debug, Clone)]

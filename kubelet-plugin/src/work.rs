@@ -152,6 +152,45 @@ impl Work {
         Ok(Outcome::Done(()))
     }
 
+    /// Makes the outputs of a completed entry of this boot right.
+    pub(crate) fn check(&self, entry: &Entry) -> Result<(), PrepareError> {
+        for step in entry.partitions() {
+            let found = self.hardware.gpu_instances(step.gpu).map_err(PrepareError::Hardware)?;
+            if !found.iter().any(|instance| step.owns(instance) && !instance.compute_instances.is_empty()) {
+                // Its containers cannot get another one while they run.
+                warn!(claim = %entry.claim, partition = step.label(), "a claim's partition is not there any more");
+                return Ok(());
+            }
+        }
+        if self.cdi.ensure(&entry.uid, &self.project(entry)?)? {
+            info!(claim = %entry.claim, uid = %entry.uid, "the claim's CDI file was made anew");
+        }
+        Ok(())
+    }
+
+    /// Takes a completed entry of another boot over into this one, where that
+    /// needs nothing of the hardware. Partitions are made again when the
+    /// kubelet asks.
+    pub(crate) fn renew(
+        &self,
+        own: &Entry,
+        entries: &[Entry],
+        known: &Inventory,
+    ) -> Result<(), PrepareError> {
+        let inventory = self.fresh(&own.gpus(), known)?;
+        let situation =
+            Situation { settings: &self.settings, inventory: &inventory, entries, boot: &self.boot };
+        let claim =
+            Claim { uid: own.uid.clone(), name: own.claim.clone(), allocation: own.allocation.clone() };
+        let Ok(Plan { devices, steps }) = Plan::for_claim(&claim, situation) else { return Ok(()) };
+        if !steps.is_empty() {
+            return Ok(());
+        }
+        let mut entry = Entry { boot_id: self.boot.clone(), devices, steps, ..own.clone() };
+        info!(claim = %entry.claim, uid = %entry.uid, "the claim is prepared again after a reboot");
+        self.finish(&mut entry, true)
+    }
+
     /// Undoes what is incomplete among entries: nobody works on them, for
     /// their GPUs are locked. What cannot be undone stays, with its error.
     pub(crate) fn settle(&self, entries: &mut Vec<Entry>) {
@@ -428,7 +467,11 @@ impl Work {
 
 /// The GPUs that have to be locked too before entries can be worked on: those
 /// of incomplete ones, which are undone, and of the claim's own.
-fn missing(entries: &[Entry], gpus: &BTreeSet<PciAddress>, uid: &ClaimUid) -> Option<BTreeSet<PciAddress>> {
+pub(crate) fn missing(
+    entries: &[Entry],
+    gpus: &BTreeSet<PciAddress>,
+    uid: &ClaimUid,
+) -> Option<BTreeSet<PciAddress>> {
     let more: BTreeSet<PciAddress> = entries
         .iter()
         .filter(|entry| entry.phase != Phase::Completed || entry.uid == *uid)
