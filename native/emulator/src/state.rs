@@ -64,6 +64,7 @@ impl State {
 }
 
 /// One GPU.
+#[expect(clippy::struct_excessive_bools, reason = "each is a setting that NVML reports on its own")]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gpu {
     /// Key of its model.

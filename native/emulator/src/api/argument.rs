@@ -51,7 +51,8 @@ impl<T: Copy> Out<T> {
         if !values.is_empty() {
             self.check()?;
         }
-        self.fill(values)
+        self.fill(values);
+        Ok(())
     }
 
     /// Writes a list whose room the header takes for granted: `count` is only
@@ -70,15 +71,15 @@ impl<T: Copy> Out<T> {
         if (1..needed).contains(&capacity) {
             return Err(Code::INSUFFICIENT_SIZE);
         }
-        self.fill(values)
+        self.fill(values);
+        Ok(())
     }
 
-    fn fill(&self, values: &[T]) -> Result<(), Code> {
+    fn fill(&self, values: &[T]) {
         for (index, value) in values.iter().enumerate() {
             // SAFETY: not null, and the caller has room for all values.
             unsafe { self.0.add(index).write_unaligned(*value) };
         }
-        Ok(())
     }
 
     /// Reads one value of an array.

@@ -23,6 +23,7 @@ pub(super) enum Device {
 }
 
 /// A GPU instance, or a compute instance in it.
+#[expect(clippy::struct_field_names, reason = "the fields are ids in NVML's words")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Instance {
     pub(super) gpu: usize,

@@ -54,14 +54,14 @@ fn main() -> ExitCode {
 
 /// `-L`: a line for each GPU and MIG device.
 fn list(library: &Library) -> Result<String, Failure> {
-    let mut text = String::new();
+    let mut lines = Vec::new();
     for (index, gpu) in library.gpus()?.iter().enumerate() {
-        text += &format!("GPU {index}: {} (UUID: {})\n", gpu.name, gpu.uuid);
-        for (index, mig) in gpu.mig_devices.iter().enumerate() {
-            text += &format!("  MIG {:<12}Device {index:>2}: (UUID: {})\n", mig.profile, mig.uuid);
-        }
+        lines.push(format!("GPU {index}: {} (UUID: {})\n", gpu.name, gpu.uuid));
+        lines.extend(gpu.mig_devices.iter().enumerate().map(|(index, mig)| {
+            format!("  MIG {:<12}Device {index:>2}: (UUID: {})\n", mig.profile, mig.uuid)
+        }));
     }
-    Ok(text)
+    Ok(lines.concat())
 }
 
 /// `--version`.

@@ -13,10 +13,7 @@ pub(crate) fn table(library: &Library) -> Result<String, Failure> {
     }
     let (driver, cuda) = (library.driver_version()?, library.cuda_version()?);
     let mut text = wide_rule();
-    text += &format!(
-        "| {:<87} |\n",
-        format!("NVIDIA-SMI {driver:<20} Driver Version: {driver:<20} CUDA Version: {cuda}")
-    );
+    text += &wide(&format!("NVIDIA-SMI {driver:<20} Driver Version: {driver:<20} CUDA Version: {cuda}"));
     text += RULE;
     text += &row("GPU  Name", "Bus-Id", "MIG M.");
     text += &row("Temp    Pwr:Usage/Cap", "Memory-Usage", "Compute M.");
@@ -33,6 +30,11 @@ pub(crate) fn table(library: &Library) -> Result<String, Failure> {
 
 fn row(left: &str, middle: &str, right: &str) -> String {
     format!("| {left:<39.39} | {middle:>22.22} | {right:>20.20} |\n")
+}
+
+/// A line over all columns.
+fn wide(text: &str) -> String {
+    format!("| {text:<87} |\n")
 }
 
 fn wide_rule() -> String {
@@ -59,18 +61,14 @@ fn mig_part(gpus: &[Gpu]) -> String {
     if gpus.iter().all(|gpu| gpu.mig_devices.is_empty()) {
         return String::new();
     }
-    let mut text = wide_rule();
-    text += &format!("| {:<87} |\n", "MIG devices:");
-    text += &format!(
-        "| {:>3}  {:>5}  {:>5}  {:>3}  {:<16}{:>12}{:35} |\n",
-        "GPU", "GI ID", "CI ID", "Dev", "Profile", "Memory", ""
-    );
+    let mut text = wide_rule() + &wide("MIG devices:");
+    text += &wide("GPU  GI ID  CI ID  Dev  Profile               Memory");
     for (index, gpu) in gpus.iter().enumerate() {
         for (device, mig) in gpu.mig_devices.iter().enumerate() {
-            text += &format!(
-                "| {index:>3}  {:>5}  {:>5}  {device:>3}  {:<16}{:>9}MiB{:35} |\n",
-                mig.instance, mig.compute, mig.profile, mig.memory_mib, ""
-            );
+            text += &wide(&format!(
+                "{index:>3}  {:>5}  {:>5}  {device:>3}  {:<16}{:>9}MiB",
+                mig.instance, mig.compute, mig.profile, mig.memory_mib
+            ));
         }
     }
     text + &wide_rule() + "\n"
@@ -78,22 +76,22 @@ fn mig_part(gpus: &[Gpu]) -> String {
 
 fn process_part(gpus: &[Gpu]) -> String {
     let id = |id: u32| if id == u32::MAX { "N/A".to_owned() } else { id.to_string() };
-    let mut text = wide_rule();
-    text += &format!("| {:<87} |\n", "Processes:");
+    let mut text = wide_rule() + &wide("Processes:");
+    text += &wide("GPU  GI ID  CI ID        PID   Type       Memory");
     for (index, gpu) in gpus.iter().enumerate() {
         for process in &gpu.processes {
-            let line = format!(
-                "{index:>4}  {:>5}  {:>5}  {:>9}      C  {:>40}MiB",
+            text += &wide(&format!(
+                "{index:>3}  {:>5}  {:>5}  {:>9}   {:<4}  {:>8}MiB",
                 id(process.gpuInstanceId),
                 id(process.computeInstanceId),
                 process.pid,
+                "C",
                 process.usedGpuMemory >> 20
-            );
-            text += &format!("| {line:<87} |\n");
+            ));
         }
     }
     if gpus.iter().all(|gpu| gpu.processes.is_empty()) {
-        text += &format!("| {:<87} |\n", " No running processes found");
+        text += &wide("No running processes found");
     }
     text + &wide_rule()
 }
