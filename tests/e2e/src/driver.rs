@@ -20,12 +20,9 @@ pub const GPUS: [&str; 4] = ["h100-80", "h100-80", "a100-40:mig=on", "a30:mig=on
 /// Values of the chart that a case sets on top of those every case needs.
 pub type Values = Map<String, Value>;
 
-/// Makes the images and gives them to the node.
-pub(crate) fn import_images(cluster: &Cluster) -> Result<()> {
-    for archive in [image::cuda_stub()?, image::kerf()?] {
-        cluster.import(&archive)?;
-    }
-    Ok(())
+/// Makes kerf's image and gives it to the node.
+pub(crate) fn import(cluster: &Cluster) -> Result<()> {
+    cluster.import(&image::kerf()?)
 }
 
 /// Installs the chart, or changes it to `values`; returns when every object of

@@ -17,9 +17,11 @@ pub mod programs;
 mod settings;
 mod teardown;
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -215,7 +217,7 @@ impl Cluster {
         if let Some(record) = Record::load(&self.layout.record(component.name())) {
             record.end(grace)?;
         }
-        process::end_marked(&self.layout.state, Some(component.name()), grace)
+        process::end_marked(&self.layout.run, Some(component.name()), grace)
     }
 
     fn launch(&self, component: Component) -> Result<()> {
@@ -226,7 +228,7 @@ impl Cluster {
             return Ok(());
         }
         self.end(component, GRACE)?;
-        launch.start(&self.layout.state, &record, &self.log(component)).map(drop)
+        launch.start(&self.layout.run, &record, &self.log(component)).map(drop)
     }
 
     fn await_serving(&self, component: Component) -> Result<()> {
@@ -350,12 +352,19 @@ fn take_name(layout: &Layout) -> Result<()> {
 
 fn check_owner(layout: &Layout) -> Result<()> {
     match fs::read(layout.owner()) {
-        Ok(owner) if owner != layout.state.as_os_str().as_encoded_bytes() => bail!(
-            "the cluster {} of this machine belongs to another checkout: its state is {}",
-            layout.name,
-            String::from_utf8_lossy(&owner)
-        ),
-        _ => Ok(()),
+        Ok(owner) => {
+            let owner = Path::new(OsStr::from_bytes(&owner));
+            // The checkout may have been deleted; what it left is anybody's to remove.
+            if owner != layout.state && owner.exists() {
+                bail!(
+                    "the cluster {} of this machine belongs to another checkout: its state is {}",
+                    layout.name,
+                    owner.display()
+                );
+            }
+            Ok(())
+        }
+        Err(_) => Ok(()),
     }
 }
 

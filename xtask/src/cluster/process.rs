@@ -22,7 +22,7 @@ use sha2::{Digest as _, Sha256};
 use super::programs::hex;
 use crate::{debian, files, paths};
 
-/// Which cluster started a process: the state folder's path.
+/// Which cluster started a process: the path that only it has on this machine.
 const CLUSTER: &str = "KERF_CLUSTER";
 /// As which component it was started. Children inherit both.
 const COMPONENT: &str = "KERF_COMPONENT";
@@ -50,7 +50,7 @@ pub(crate) struct Record {
 
 impl Launch {
     /// Starts the process apart from this one's terminal and records it.
-    pub(crate) fn start(&self, state: &Path, record: &Path, log: &Path) -> Result<Record> {
+    pub(crate) fn start(&self, mark: &Path, record: &Path, log: &Path) -> Result<Record> {
         let fingerprint = self.fingerprint()?;
         let output = fs::File::options().create(true).append(true).open(log)?;
         let search = format!("{}:{}", paths::cluster_programs().display(), debian::search_path());
@@ -60,7 +60,7 @@ impl Launch {
             .env_clear()
             .env("PATH", search)
             .env("HOME", "/root")
-            .env(CLUSTER, state)
+            .env(CLUSTER, mark)
             .env(COMPONENT, self.name)
             .current_dir("/")
             .process_group(0)
@@ -117,10 +117,10 @@ impl Record {
 
 /// Processes with the cluster's mark; with `component`, only those started as
 /// that component, and not their children.
-pub(crate) fn marked(state: &Path, component: Option<&str>) -> Result<Vec<i32>> {
+pub(crate) fn marked(mark: &Path, component: Option<&str>) -> Result<Vec<i32>> {
     let mut found = Vec::new();
     for pid in all()? {
-        if is_marked(pid, state, component) {
+        if is_marked(pid, mark, component) {
             found.push(pid);
         }
     }
@@ -128,9 +128,9 @@ pub(crate) fn marked(state: &Path, component: Option<&str>) -> Result<Vec<i32>> 
 }
 
 /// Ends marked processes, as [`marked`] tells them.
-pub(crate) fn end_marked(state: &Path, component: Option<&str>, grace: Duration) -> Result<()> {
-    for pid in marked(state, component)? {
-        end(pid, grace, || is_marked(pid, state, component))?;
+pub(crate) fn end_marked(mark: &Path, component: Option<&str>, grace: Duration) -> Result<()> {
+    for pid in marked(mark, component)? {
+        end(pid, grace, || is_marked(pid, mark, component))?;
     }
     Ok(())
 }
@@ -179,14 +179,14 @@ fn ended_within(process: &OwnedFd, limit: Duration) -> Result<bool> {
     }
 }
 
-fn is_marked(pid: i32, state: &Path, component: Option<&str>) -> bool {
+fn is_marked(pid: i32, mark: &Path, component: Option<&str>) -> bool {
     let Ok(environment) = fs::read(format!("/proc/{pid}/environ")) else { return false };
     let has = |name: &str, value: &[u8]| {
         environment.split(|byte| *byte == 0).any(|entry| {
             entry.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"=")) == Some(value)
         })
     };
-    if !has(CLUSTER, state.as_os_str().as_encoded_bytes()) {
+    if !has(CLUSTER, mark.as_os_str().as_encoded_bytes()) {
         return false;
     }
     let Some(component) = component else { return true };

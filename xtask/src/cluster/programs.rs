@@ -17,6 +17,10 @@ const CONTAINERD: &str = "v2.4.2";
 const CRICTL: &str = "v1.37.0";
 const HELM: &str = "v4.3.1";
 
+/// What a build has made so far is in a folder of its own, named after the
+/// process that runs it.
+const UNFINISHED: &str = ".unfinished-";
+
 /// One `go` call and the programs it makes.
 struct Build {
     name: &'static str,
@@ -69,6 +73,13 @@ pub fn ensure() -> Result<PathBuf> {
     let folder = paths::cluster_programs();
     fs::create_dir_all(&folder)?;
     let _lock = files::Lock::take(&folder.join(".lock"))?;
+    // A compiler whose `xtask` was killed may still write into such a folder.
+    for entry in fs::read_dir(&folder)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
+            files::remove(&entry.path())?;
+        }
+    }
     for build in &BUILDS {
         build.ensure(&folder)?;
     }
@@ -90,8 +101,7 @@ impl Build {
         }
         let started = Instant::now();
         eprintln!("building {} {} (about {} the first time)", self.name, self.version, self.cold);
-        let output = folder.join(format!(".{}.out", self.name));
-        files::remove(&output)?;
+        let output = folder.join(format!("{UNFINISHED}{}", std::process::id()));
         fs::create_dir_all(&output)?;
         let logs = paths::cluster_logs();
         fs::create_dir_all(&logs)?;

@@ -33,9 +33,9 @@ pub fn down(name: &str) -> Result<()> {
     // Shims, and what the components had started. A shim may have been about to
     // start a process, and a process in the group to start another.
     loop {
-        process::end_marked(&layout.state, None, Duration::ZERO)?;
+        process::end_marked(&layout.run, None, Duration::ZERO)?;
         cgroups::kill(&layout)?;
-        if process::marked(&layout.state, None)?.is_empty() {
+        if process::marked(&layout.run, None)?.is_empty() {
             break;
         }
     }
@@ -56,7 +56,7 @@ fn end(layout: &Layout, component: Component) -> Result<()> {
     if let Some(record) = Record::load(&layout.record(component.name())) {
         record.end(Duration::ZERO)?;
     }
-    process::end_marked(&layout.state, Some(component.name()), Duration::ZERO)
+    process::end_marked(&layout.run, Some(component.name()), Duration::ZERO)
 }
 
 fn remove_log_links(layout: &Layout) -> Result<()> {
