@@ -41,6 +41,9 @@ pub struct Timing {
     pub request: Duration,
     /// How often to look without a reason, ±20 %.
     pub verify: Duration,
+    /// The shortest time from one look to one that the watch asks for, so that
+    /// somebody who edits for ever does not make us list for ever.
+    pub spacing: Duration,
     /// The pause after a first failure; it doubles with each further one.
     pub first_retry: Duration,
     /// The longest pause after failures.
@@ -52,6 +55,7 @@ impl Default for Timing {
         Self {
             request: Duration::from_secs(10),
             verify: Duration::from_mins(4),
+            spacing: Duration::from_millis(500),
             first_retry: Duration::from_millis(250),
             last_retry: Duration::from_mins(1),
         }
@@ -181,21 +185,20 @@ impl Publisher {
                 }
                 () = sleep_until(wake) => {
                     let Some(outcome) = cancel.run_until_cancelled(self.sync()).await else { return };
-                    wake = match outcome {
+                    let now = Instant::now();
+                    (wake, not_before) = match outcome {
                         Ok(next) => {
                             failures = 0;
-                            let next = match next {
-                                Next::Verify => Instant::now() + jittered(self.timing.verify),
-                                Next::At(instant) => instant,
-                            };
-                            not_before = Instant::now();
-                            next
+                            match next {
+                                Next::Verify => (now + jittered(self.timing.verify), now + self.timing.spacing),
+                                Next::At(instant) => (instant, instant),
+                            }
                         }
                         Err(error) => {
                             self.note_failure(&error);
-                            not_before = Instant::now() + self.retry_pause(failures);
+                            let retry = now + self.retry_pause(failures);
                             failures += 1;
-                            not_before
+                            (retry, retry)
                         }
                     };
                 }

@@ -29,18 +29,30 @@ pub(crate) enum RequestError {
 }
 
 /// An error and its causes as one sentence.
-pub(crate) fn sentence(error: &dyn Error) -> String {
-    let mut text = error.to_string();
+pub(crate) fn sentence(error: &(dyn Error + 'static)) -> String {
+    let mut text = said(error);
     let mut source = error.source();
     while let Some(cause) = source {
-        let cause_text = cause.to_string();
+        let cause_text = said(cause);
         // Some errors repeat their cause in their own text.
-        if !text.ends_with(&cause_text) {
+        if !text.contains(&cause_text) {
             text = format!("{text}: {cause_text}");
         }
         source = cause.source();
     }
     text
+}
+
+/// What an error says for itself. kube prints a whole status where the API
+/// server's message is meant.
+fn said(error: &(dyn Error + 'static)) -> String {
+    let status = error
+        .downcast_ref::<kube::Error>()
+        .or_else(|| error.downcast_ref::<Box<kube::Error>>().map(AsRef::as_ref))
+        .and_then(|error| if let kube::Error::Api(status) = error { Some(&**status) } else { None })
+        .or_else(|| error.downcast_ref::<kube::core::Status>())
+        .or_else(|| error.downcast_ref::<Box<kube::core::Status>>().map(AsRef::as_ref));
+    status.map_or_else(|| error.to_string(), |status| status.message.clone())
 }
 
 /// All slices of an identity at one revision.

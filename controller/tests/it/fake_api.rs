@@ -179,7 +179,7 @@ impl FakeApi {
         store.requests.push(format!("{} {verb}{resource}", head.method));
         if store.failures.front().is_some_and(|(method, _)| *method == head.method && !watching) {
             let (_, code) = store.failures.pop_front().unwrap();
-            return failure(code, "InternalError");
+            return failure(code, code.canonical_reason().unwrap_or_default());
         }
         match (&head.method, resource, name) {
             (&Method::GET, "nodes", Some(name)) => match store.nodes.get(name) {

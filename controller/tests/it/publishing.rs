@@ -89,6 +89,7 @@ impl Running {
         let (may_publish, may_publish_receiver) = watch::channel(may_publish);
         let timing = Timing {
             verify,
+            spacing: Duration::from_millis(5),
             first_retry: Duration::from_millis(5),
             last_retry: Duration::from_millis(50),
             ..Timing::default()
@@ -516,7 +517,7 @@ async fn failures_are_reported_and_tried_again_until_the_server_answers() {
     let failed = |status: &PublishStatus| status.last_error.is_some();
     let status = running.until("a failure is reported", failed).await;
     let error = status.last_error.clone().unwrap();
-    assert!(error.starts_with("cannot create a ResourceSlice: "), "{error}");
+    assert_eq!(error, "cannot create a ResourceSlice: made up: Forbidden");
     assert!(!status.is_ready());
     let status = running.stored(&pools).await;
     assert_eq!(status.last_error, None);

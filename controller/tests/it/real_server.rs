@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use kerf_controller::diff::same_spec;
-use kerf_controller::{DesiredPools, Identity, Phase, Publisher};
+use kerf_controller::{DesiredPools, Identity, Phase, PublishStatus, Publisher};
 use kerf_dra_driver::fixtures::{self, Model};
-use kerf_dra_driver::layout::layout;
+use kerf_dra_driver::layout::{layout, layout_without_counters};
 use kerf_dra_driver::model::{GpuModel, Settings};
 use kerf_dra_driver::published::{self, GpuRecord};
 use kerf_dra_driver::taint::Conditions;
@@ -33,8 +33,8 @@ async fn client() -> Option<kube::Client> {
     Some(kube::Client::try_from(config).unwrap())
 }
 
-/// What a node with so many H100s publishes.
-fn desired(node: &str, gpus: u8) -> DesiredPools {
+/// What a node with so many H100s publishes, with and without counters.
+fn desired(node: &str, gpus: u8) -> [Arc<DesiredPools>; 2] {
     let settings = Settings { node: node.to_owned(), ..fixtures::settings() };
     let gpus = (0..gpus).map(|index| fixtures::gpu(Model::H100, &format!("0000:{index:02x}:00.0")));
     let inventory = fixtures::inventory(gpus);
@@ -47,7 +47,19 @@ fn desired(node: &str, gpus: u8) -> DesiredPools {
             published::merge(gpu.pci, None, Some(&model), &nothing_held).unwrap()
         })
         .collect();
-    layout(&settings, &records, &Conditions::default()).into_iter().collect()
+    let conditions = Conditions::default();
+    let full = layout(&settings, &records, &conditions);
+    let plain = layout_without_counters(&settings, &records, &conditions, &nothing_held);
+    [full, plain].map(|slices| Arc::new(slices.into_iter().collect()))
+}
+
+async fn until(
+    status: &mut watch::Receiver<PublishStatus>,
+    holds: impl FnMut(&PublishStatus) -> bool,
+) -> PublishStatus {
+    let last = status.clone();
+    let waited = tokio::time::timeout(LIMIT, status.wait_for(holds)).await;
+    waited.unwrap_or_else(|_| panic!("never: {:#?}", last.borrow())).unwrap().clone()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -61,25 +73,32 @@ async fn a_real_server_takes_and_keeps_the_slices_of_1_8_9_16_and_64_gpus() {
         let object: Node = serde_json::from_value(serde_json::json!({"metadata": {"name": node}})).unwrap();
         nodes.create(&PostParams::default(), &object).await.unwrap();
 
-        let desired = Arc::new(desired(&node, gpus));
-        let (_desired_sender, desired_receiver) = watch::channel(Some(desired.clone()));
+        let [full, plain] = desired(&node, gpus);
+        let mut desired = full;
+        let (sender, receiver) = watch::channel(Some(desired.clone()));
         let (_may_publish, may_publish) = watch::channel(true);
         let identity = Identity { driver: driver.clone(), node: node.clone() };
-        let (publisher, mut status) = Publisher::new(client.clone(), identity, desired_receiver, may_publish);
+        let (publisher, mut status) = Publisher::new(client.clone(), identity, receiver, may_publish);
         let cancel = CancellationToken::new();
         let begun = Instant::now();
         let task = tokio::spawn(publisher.run(cancel.clone()));
-        let last = status.clone();
-        let stored = status.wait_for(|status| status.phase == Phase::Stored && status.stored.is_some());
-        let found = tokio::time::timeout(LIMIT, stored).await;
-        let found = found.unwrap_or_else(|_| panic!("{gpus} GPUs: {:#?}", last.borrow())).unwrap().clone();
+        let selector = format!("spec.nodeName={node},spec.driver={driver}");
+        let mine = ListParams::default().fields(&selector);
+        let done = |status: &PublishStatus| matches!(status.phase, Phase::Stored | Phase::Withheld);
+        let mut found = until(&mut status, done).await;
+        if found.phase == Phase::Withheld {
+            // A server without the gate: nothing stripped is left, and the
+            // layout without counters is taken.
+            eprintln!("{gpus} GPUs: {}", found.missing().unwrap_or_default());
+            assert!(slices.list(&mine).await.unwrap().items.is_empty());
+            desired = plain;
+            sender.send_replace(Some(desired.clone()));
+            found = until(&mut status, |status| status.phase == Phase::Stored).await;
+        }
         let elapsed = begun.elapsed();
-        cancel.cancel();
-        task.await.unwrap();
         assert!(found.dropped.is_empty(), "{:?}", found.dropped);
 
-        let selector = format!("spec.nodeName={node},spec.driver={driver}");
-        let mut live = slices.list(&ListParams::default().fields(&selector)).await.unwrap().items;
+        let mut live = slices.list(&mine).await.unwrap().items;
         live.sort_by(|left, right| left.metadata.name.cmp(&right.metadata.name));
         let mut pools: BTreeMap<&str, Vec<&ResourceSlice>> = BTreeMap::new();
         for slice in &live {
@@ -95,7 +114,17 @@ async fn a_real_server_takes_and_keeps_the_slices_of_1_8_9_16_and_64_gpus() {
             }
         }
         eprintln!("{gpus} GPUs: {} slices stored in {elapsed:?}, {} writes", live.len(), found.writes);
-        for slice in &live {
+        // A kubelet that wipes them all finds them back.
+        let wiped = slices.delete_collection(&DeleteParams::default(), &mine).await.unwrap();
+        drop(wiped);
+        let begun = Instant::now();
+        until(&mut status, |status| status.repairs > 0 && status.phase == Phase::Stored).await;
+        assert_eq!(slices.list(&mine).await.unwrap().items.len(), live.len());
+        eprintln!("{gpus} GPUs: back in {:?}", begun.elapsed());
+
+        cancel.cancel();
+        task.await.unwrap();
+        for slice in &slices.list(&mine).await.unwrap().items {
             slices.delete(slice.metadata.name.as_deref().unwrap(), &DeleteParams::default()).await.unwrap();
         }
         nodes.delete(&node, &DeleteParams::default()).await.unwrap();
