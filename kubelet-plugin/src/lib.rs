@@ -32,6 +32,8 @@ mod registration;
 mod server;
 mod service;
 mod store;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod view;
 mod work;
 

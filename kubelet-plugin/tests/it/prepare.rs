@@ -1,0 +1,187 @@
+//! Preparing and unpreparing, without anybody dying.
+
+use std::sync::Arc;
+
+use kerf_dra_driver::hardware::HardwareErrorKind;
+use kerf_kubelet_plugin::testing::{Fuse, ModelHardware, claim, partition};
+
+use super::{node, pci, prepare, unprepare, whole};
+
+#[tokio::test]
+async fn preparing_twice_answers_the_same_and_writes_nothing_the_second_time() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    node.claims.put(claim("c", &[("mig/small", partition(pci(1), "1g.10gb", 4)), ("gpu", whole(3))]));
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    let first = prepare(&plugin, "c").await.unwrap();
+    assert_eq!(first[0].request, "mig");
+    assert_eq!(first[0].cdi_device, "k8s.gpu.nvidia.com/claim=c-uid-gpu-0000-01-00-0-mig-1g-10gb-4");
+    // A process that dies at its first write or hardware change would fail.
+    let fuse = Fuse::at(1, false);
+    let readonly = node.plugin(&fuse).unwrap();
+    assert_eq!(prepare(&readonly, "c").await, Ok(first));
+    assert!(!fuse.is_dead());
+}
+
+#[tokio::test]
+async fn another_allocation_of_the_same_claim_takes_the_place_of_the_former() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    node.claims.put(claim("c", &[("r", partition(pci(1), "1g.10gb", 4))]));
+    prepare(&plugin, "c").await.unwrap();
+    node.claims.put(claim("c", &[("r", whole(3))]));
+    let devices = prepare(&plugin, "c").await.unwrap();
+    assert_eq!(devices[0].device, "gpu-0000-03-00-0");
+    assert!(node.machine.lock().unwrap().instances(pci(1)).is_empty());
+    assert_eq!(node.files("plugin/state/claims"), ["c-uid_0000-03-00-0.json"]);
+}
+
+#[tokio::test]
+async fn what_overlaps_is_refused_and_the_holder_is_named() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    node.claims.put(claim("slice", &[("r", partition(pci(1), "1g.10gb", 4))]));
+    node.claims.put(claim("gpu", &[("r", whole(3))]));
+    prepare(&plugin, "slice").await.unwrap();
+    prepare(&plugin, "gpu").await.unwrap();
+    for (device, holder) in [
+        (partition(pci(1), "1g.10gb", 4), "ns/slice"),
+        (partition(pci(1), "3g.40gb", 4), "ns/slice"),
+        (whole(1), "ns/slice"),
+        (whole(3), "ns/gpu"),
+        (partition(pci(3), "1g.10gb", 0), "ns/gpu"),
+    ] {
+        node.claims.put(claim("other", &[("r", device.clone())]));
+        let error = prepare(&plugin, "other").await.unwrap_err();
+        assert!(error.contains(holder) && error.contains(device.as_str()), "{error}");
+    }
+    node.claims.put(claim("other", &[("r", partition(pci(1), "1g.10gb", 5))]));
+    prepare(&plugin, "other").await.unwrap();
+    unprepare(&plugin, "gpu").await.unwrap();
+    node.claims.put(claim("later", &[("r", whole(3))]));
+    prepare(&plugin, "later").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_create_that_fails_leaves_nothing_and_never_takes_a_later_foreigner_for_ours() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    node.claims.put(claim("c", &[("r", partition(pci(1), "1g.10gb", 4))]));
+    for call in ["create_gpu_instance", "create_compute_instance"] {
+        node.machine.lock().unwrap().failures.push_back((call, HardwareErrorKind::Other(999)));
+        let error = prepare(&plugin, "c").await.unwrap_err();
+        assert!(error.contains("NVML error 999"), "{error}");
+        assert!(node.machine.lock().unwrap().instances(pci(1)).is_empty());
+        assert!(node.files("plugin/state/claims").is_empty());
+    }
+    node.machine.lock().unwrap().make_foreign(pci(1), 19, 4, false);
+    let error = prepare(&plugin, "c").await.unwrap_err();
+    assert!(error.contains("did not make"), "{error}");
+    unprepare(&plugin, "c").await.unwrap();
+    assert_eq!(node.machine.lock().unwrap().instances(pci(1)).len(), 1);
+}
+
+#[tokio::test]
+async fn a_partition_in_use_stays_with_its_error_until_it_can_be_undone() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    node.claims.put(claim("c", &[("r", partition(pci(1), "1g.10gb", 4))]));
+    prepare(&plugin, "c").await.unwrap();
+    node.machine.lock().unwrap().failures.push_back(("destroy_compute_instance", HardwareErrorKind::InUse));
+    let error = unprepare(&plugin, "c").await.unwrap_err();
+    assert!(error.contains("trainer (pid 4711)"), "{error}");
+    node.claims.put(claim("d", &[("r", partition(pci(1), "1g.10gb", 4))]));
+    // The next claim settles what is left, and gets the place.
+    prepare(&plugin, "d").await.unwrap();
+    assert_eq!(node.files("plugin/state/claims"), ["d-uid_0000-01-00-0.json"]);
+}
+
+#[tokio::test]
+async fn a_foreign_partition_is_handed_out_as_it_is_and_never_destroyed() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    node.machine.lock().unwrap().make_foreign(pci(1), 19, 4, true);
+    node.claims.put(claim("c", &[("r", partition(pci(1), "1g.10gb", 4))]));
+    prepare(&plugin, "c").await.unwrap();
+    unprepare(&plugin, "c").await.unwrap();
+    assert_eq!(node.machine.lock().unwrap().instances(pci(1)).len(), 1);
+    assert!(node.machine.lock().unwrap().changes.is_empty());
+}
+
+#[tokio::test]
+async fn a_mode_in_use_is_refused_and_a_free_one_is_changed() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    node.machine.lock().unwrap().make_foreign(pci(1), 19, 0, true);
+    node.claims.put(claim("c", &[("r", whole(1))]));
+    let error = prepare(&plugin, "c").await.unwrap_err();
+    assert!(error.contains("MIG disabled") && error.contains("a foreign GPU instance 1"), "{error}");
+    node.claims.put(claim("c", &[("r", whole(2))]));
+    prepare(&plugin, "c").await.unwrap();
+    assert_eq!(node.machine.lock().unwrap().changes, ["set MIG mode of 0000:02:00.0"]);
+}
+
+#[tokio::test]
+async fn many_claims_at_once_are_each_prepared_once() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    let names: Vec<String> = (0..14).map(|number| format!("c{number}")).collect();
+    for (number, name) in (0u32..).zip(&names) {
+        let gpu = pci(u8::try_from(1 + number / 7).unwrap());
+        node.claims.put(claim(name, &[("r", partition(gpu, "1g.10gb", number % 7))]));
+    }
+    let twice = names.iter().chain(&names);
+    let answers = futures::future::join_all(twice.map(|name| prepare(&plugin, name))).await;
+    assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+    assert_eq!(answers[..14], answers[14..]);
+    assert_eq!(node.machine.lock().unwrap().changes.len(), 28);
+    futures::future::join_all(names.iter().map(|name| unprepare(&plugin, name))).await;
+    assert!(node.machine.lock().unwrap().instances(pci(1)).is_empty());
+    assert!(node.files("plugin/state/claims").is_empty());
+    assert!(node.files("plugin/state/locks").iter().all(|name| !name.starts_with("claim")));
+}
+
+#[tokio::test]
+async fn a_caller_that_stops_waiting_cancels_nothing_and_a_hanging_gpu_holds_up_nobody_else() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    let fuse = Fuse::none();
+    let hardware = ModelHardware::new(Arc::clone(&node.machine), Arc::clone(&fuse));
+    let gate = hardware.gate();
+    let plugin = node.plugin_with(hardware, &fuse).unwrap();
+    node.claims.put(claim("hangs", &[("r", partition(pci(1), "1g.10gb", 4))]));
+    node.claims.put(claim("fine", &[("r", whole(3))]));
+    let shut = gate.lock().unwrap();
+    let waiting = tokio::spawn({
+        let plugin = plugin.clone();
+        async move { prepare(&plugin, "hangs").await }
+    });
+    let mut journal = plugin.journal();
+    journal.wait_for(|view| view.entries.len() == 1).await.unwrap();
+    waiting.abort();
+    prepare(&plugin, "fine").await.unwrap();
+    drop(shut);
+    journal
+        .wait_for(|view| view.entries.values().all(|entry| entry.is_ready()) && view.entries.len() == 2)
+        .await
+        .unwrap();
+    prepare(&plugin, "hangs").await.unwrap();
+}
+
+#[tokio::test]
+async fn unpreparing_what_is_not_known_succeeds_and_touches_nothing() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    node.claims.fails.store(true, std::sync::atomic::Ordering::SeqCst);
+    unprepare(&plugin, "never-seen").await.unwrap();
+    assert!(plugin.unprepare("../../etc".to_owned()).await.is_err());
+    assert!(node.machine.lock().unwrap().changes.is_empty());
+}
