@@ -4,7 +4,11 @@
 //! The numbers are those of NVIDIA's MIG user guide, restated. Nothing here
 //! looks at hardware.
 
-#![expect(clippy::unwrap_used, reason = "names and addresses that tests write down themselves")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::missing_panics_doc,
+    reason = "names and addresses that tests write down themselves"
+)]
 
 use std::collections::BTreeSet;
 

@@ -155,7 +155,7 @@ fn chunks(
                 Some((packing_key(partition, &published.device.capacity), device(record, name, published)))
             })
             .collect();
-        partitions.sort_by(|(left, _), (right, _)| left.cmp(right));
+        partitions.sort_by_key(|(key, _)| *key);
         let partitions: Vec<Device> = partitions.into_iter().map(|(_, device)| device).collect();
         if open.len() + partitions.len() > MAX_DEVICES && !open.is_empty() {
             slices.push(std::mem::take(&mut open));

@@ -294,7 +294,8 @@ fn available(
         let mut cost = occupied.cost.clone();
         for (device, charge) in &mut charged {
             if device.partition().is_none_or(|partition| partition.placement.overlaps(occupied.placement)) {
-                let shared = charge.take(&cost);
+                let shared = charge.common(&cost);
+                charge.take(&shared);
                 cost.take(&shared);
             }
         }

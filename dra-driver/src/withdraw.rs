@@ -20,7 +20,7 @@ use crate::published::GpuRecord;
 pub const SETTLE: Duration = Duration::from_secs(30);
 /// How long a LIST is believed, counted from its beginning, and after which it
 /// is made anew where it showed an allocation.
-pub const LIST_FRESH: Duration = Duration::from_secs(60);
+pub const LIST_FRESH: Duration = Duration::from_mins(1);
 
 /// An instant on the wall clock, in milliseconds since 1970. It is stored, so
 /// a monotonic clock would not do; a clock set back only makes a device wait.

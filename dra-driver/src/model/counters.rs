@@ -83,19 +83,20 @@ impl Counters {
         cost.iter().all(|(name, value)| self.get(name) >= value)
     }
 
-    /// Takes out as much of `cost` as there is, and answers what was taken.
-    /// Names stay: a device that consumes a counter its set does not name
-    /// makes the whole pool invalid.
-    pub fn take(&mut self, cost: &Self) -> Self {
-        let mut taken = BTreeMap::new();
+    /// Takes out as much of `cost` as there is. Names stay: a device that
+    /// consumes a counter its set does not name makes the whole pool invalid.
+    pub fn take(&mut self, cost: &Self) {
         for (name, left) in &mut self.0 {
-            let value = (*left).min(cost.get(name));
-            *left -= value;
-            if value > 0 {
-                taken.insert(name.clone(), value);
-            }
+            *left = left.saturating_sub(cost.get(name));
         }
-        Self(taken)
+    }
+
+    /// The smaller amount of each name that is in both.
+    #[must_use]
+    pub fn common(&self, other: &Self) -> Self {
+        let common =
+            self.0.iter().filter_map(|(name, value)| Some((name.clone(), *other.0.get(name)?.min(value))));
+        Self(common.collect())
     }
 
     /// The smaller amount of each name in both; those in `other` only are

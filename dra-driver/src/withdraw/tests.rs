@@ -305,7 +305,7 @@ impl World {
                 }
             }
             Event::Wait(seconds) => {
-                self.now = self.now.after(SECOND * u32::try_from(seconds).expect("seconds"))
+                self.now = self.now.after(SECOND * u32::try_from(seconds).expect("seconds"));
             }
             Event::List => {
                 self.list = Some(ClaimList { began: self.now, allocated: self.held(true) });
