@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use crate::code::Code;
 
 /// How many clients a device can have at once.
-const SLOTS: usize = 16;
+const SLOTS: usize = 8;
 
 /// How a client uses a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,6 +80,17 @@ impl Clients {
             let uuid = name.to_str().and_then(|name| name.split('.').next()).unwrap_or_default();
             if !keep(uuid) {
                 fs::remove_file(entry.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the files of a MIG device that is gone.
+    pub fn remove(&self, uuid: &str) -> io::Result<()> {
+        for slot in 0..SLOTS {
+            match fs::remove_file(self.folder.join(Use::Compute.file(uuid, slot))) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
             }
         }
         Ok(())

@@ -2,6 +2,7 @@
 //! `/proc/driver/nvidia`, `/sys/bus/pci`, the driver's own files. They follow
 //! from the state; whoever changes it brings them up to date.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::unix::fs::symlink;
@@ -137,18 +138,39 @@ impl Layout {
     }
 
     /// Makes capability files, nodes and client files what the instances of
-    /// all GPUs ask for. Whatever a killed writer left is mended.
+    /// all GPUs ask for, whatever a killed writer left.
     pub fn bring_up_to_date(&self, state: &State) -> io::Result<()> {
+        let clients = Clients::new(&self.state());
+        let mut known = BTreeSet::new();
         for gpu in &state.gpus {
-            self.follow(gpu)?;
+            self.capabilities(gpu)?;
+            clients.prepare(&gpu.uuid, &[Use::Compute, Use::Events])?;
+            known.insert(gpu.uuid.as_str());
+            for (_, compute) in gpu.mig_devices() {
+                clients.prepare(&compute.uuid, &[Use::Compute])?;
+                known.insert(compute.uuid.as_str());
+            }
         }
-        self.forget_clients(state)
+        clients.retain(|uuid| known.contains(uuid))
     }
 
-    /// The same for one GPU; what is gone stays in `clients/`.
-    pub fn follow(&self, gpu: &Gpu) -> io::Result<()> {
+    /// The same for one GPU, whose files were those of `before`.
+    pub fn follow(&self, before: &Gpu, now: &Gpu) -> io::Result<()> {
         let clients = Clients::new(&self.state());
-        clients.prepare(&gpu.uuid, &[Use::Compute, Use::Events])?;
+        let devices =
+            |gpu: &Gpu| gpu.mig_devices().map(|(_, compute)| compute.uuid.clone()).collect::<BTreeSet<_>>();
+        let (old, new) = (devices(before), devices(now));
+        for uuid in new.difference(&old) {
+            clients.prepare(uuid, &[Use::Compute])?;
+        }
+        self.capabilities(now)?;
+        for uuid in old.difference(&new) {
+            clients.remove(uuid)?;
+        }
+        Ok(())
+    }
+
+    fn capabilities(&self, gpu: &Gpu) -> io::Result<()> {
         let caps = self.root.join("dev/nvidia-caps");
         let folder = self.proc_driver().join(format!("capabilities/gpu{}/mig", gpu.minor));
         fs::create_dir_all(&folder)?;
@@ -171,23 +193,11 @@ impl Layout {
             let instance_folder = folder.join(format!("gi{}", instance.id));
             capability(&caps, &instance_folder, gpu_instance_capability(gpu.minor, instance.id))?;
             for compute in &instance.compute {
-                clients.prepare(&compute.uuid, &[Use::Compute])?;
                 let number = compute_instance_capability(gpu.minor, instance.id, compute.id);
                 capability(&caps, &instance_folder.join(format!("ci{}", compute.id)), number)?;
             }
         }
         Ok(())
-    }
-
-    /// Removes the client files of devices that are gone.
-    pub fn forget_clients(&self, state: &State) -> io::Result<()> {
-        let known = |uuid: &str| {
-            state
-                .gpus
-                .iter()
-                .any(|gpu| gpu.uuid == uuid || gpu.mig_devices().any(|(_, compute)| compute.uuid == uuid))
-        };
-        Clients::new(&self.state()).retain(known)
     }
 }
 

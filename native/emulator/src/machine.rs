@@ -2,7 +2,6 @@
 //! it, or from a container, which sees what its device nodes show.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -147,54 +146,44 @@ impl Machine {
     pub fn change<T>(&self, change: impl FnOnce(&mut State) -> Result<T, Code>) -> Result<T, Code> {
         let View::Host(layout) = &self.view else { return Err(Code::NO_PERMISSION) };
         let lock = self.store.lock()?;
-        let lagging = self.store.folder().join(LAGGING);
-        if lagging.exists() {
-            self.mend(&lock)?;
-        }
+        self.mend(&lock)?;
         let before = self.state()?;
         let mut state = State::clone(&before);
         let outcome = change(&mut state)?;
         if state == *before {
             return Ok(outcome);
         }
-        let changed: Vec<usize> = state
-            .gpus
-            .iter()
-            .zip(&before.gpus)
-            .enumerate()
-            .filter(|(_, (now, then))| now.instances != then.instances)
-            .map(|(index, _)| index)
-            .collect();
         let rebooted = state.boot_id != before.boot_id;
-        if changed.is_empty() && !rebooted {
-            self.store.write(&lock, &mut state)?;
-            return Ok(outcome);
+        let follows = rebooted || moved(&before, &state).next().is_some();
+        let lagging = self.store.folder().join(LAGGING);
+        if follows {
+            fs::write(&lagging, "")?;
         }
-        fs::write(&lagging, "")?;
         self.store.write(&lock, &mut state)?;
-        for gpu in changed.iter().filter_map(|index| state.gpus.get(*index)) {
-            layout.follow(gpu)?;
-        }
         if rebooted {
             self.clients.drop_all()?;
             layout.bring_up_to_date(&state)?;
             layout.boot_id(&state)?;
         }
-        layout.forget_clients(&state)?;
-        fs::remove_file(&lagging)?;
+        for (then, now) in moved(&before, &state).filter(|_| !rebooted) {
+            layout.follow(then, now)?;
+        }
+        if follows {
+            fs::remove_file(&lagging)?;
+        }
         Ok(outcome)
     }
 
     /// Brings the files beside the state up to date after a writer was killed.
     fn mend(&self, _lock: &WriteLock) -> Result<(), Code> {
-        if let View::Host(layout) = &self.view {
+        let lagging = self.store.folder().join(LAGGING);
+        if let View::Host(layout) = &self.view
+            && lagging.exists()
+        {
             let state = self.state()?;
             layout.bring_up_to_date(&state)?;
             layout.boot_id(&state)?;
-            match fs::remove_file(self.store.folder().join(LAGGING)) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
-                _ => {}
-            }
+            fs::remove_file(&lagging)?;
         }
         Ok(())
     }
@@ -328,4 +317,12 @@ impl Machine {
             Ok(())
         })
     }
+}
+
+/// The GPUs whose instances differ, before and after.
+fn moved<'state>(
+    before: &'state State,
+    after: &'state State,
+) -> impl Iterator<Item = (&'state Gpu, &'state Gpu)> {
+    before.gpus.iter().zip(&after.gpus).filter(|(then, now)| then.instances != now.instances)
 }

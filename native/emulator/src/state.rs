@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 /// Events kept for waiters; older ones are forgotten.
-const EVENT_LIMIT: usize = 256;
+const EVENT_LIMIT: usize = 64;
 
 /// The whole machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

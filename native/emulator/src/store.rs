@@ -81,8 +81,13 @@ impl Store {
         let mut file = File::create(&temporary)?;
         file.write_all(&serde_json::to_vec(state)?)?;
         file.set_modified(UNIX_EPOCH + Duration::from_nanos(state.written_ns))?;
+        let stamp = stamp_of(&file.metadata()?);
         drop(file);
-        fs::rename(&temporary, self.folder.join(DOCUMENT))
+        fs::rename(&temporary, self.folder.join(DOCUMENT))?;
+        // What was just written need not be read.
+        let written = Some((stamp, Arc::new(state.clone())));
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = written;
+        Ok(())
     }
 }
 

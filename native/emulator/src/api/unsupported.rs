@@ -29,12 +29,16 @@ unsupported! {
     nvmlDeviceGetAccountingMode
     nvmlDeviceGetAccountingPids
     nvmlDeviceGetAccountingStats
+    nvmlDeviceGetAccountingStats_v2
     nvmlDeviceGetActiveVgpus
     nvmlDeviceGetAdaptiveClockInfoStatus
+    nvmlDeviceGetAdaptiveTgpModeInfo_v1
     nvmlDeviceGetAddressingMode
     nvmlDeviceGetApplicationsClock
     nvmlDeviceGetAutoBoostedClocksEnabled
     nvmlDeviceGetBAR1MemoryInfo
+    nvmlDeviceGetBBXTimeData_v1
+    nvmlDeviceGetBankRemapperStatus_v1
     nvmlDeviceGetBoardId
     nvmlDeviceGetBoardPartNumber
     nvmlDeviceGetBridgeChipInfo
@@ -79,6 +83,7 @@ unsupported! {
     nvmlDeviceGetFanSpeed_v2
     nvmlDeviceGetGpcClkMinMaxVfOffset
     nvmlDeviceGetGpcClkVfOffset
+    nvmlDeviceGetGpuFabricInfo_v4
     nvmlDeviceGetGpuMaxPcieLinkGeneration
     nvmlDeviceGetGpuOperationMode
     nvmlDeviceGetGridLicensableFeatures
@@ -89,6 +94,7 @@ unsupported! {
     nvmlDeviceGetGspFirmwareVersion
     nvmlDeviceGetHandleByUUIDV
     nvmlDeviceGetHostVgpuMode
+    nvmlDeviceGetHostname_v1
     nvmlDeviceGetInforomConfigurationChecksum
     nvmlDeviceGetInforomImageVersion
     nvmlDeviceGetInforomVersion
@@ -105,6 +111,7 @@ unsupported! {
     nvmlDeviceGetMemoryAffinity
     nvmlDeviceGetMemoryBusWidth
     nvmlDeviceGetMemoryErrorCounter
+    nvmlDeviceGetMemoryLimits_v1
     nvmlDeviceGetMinMaxClockOfPState
     nvmlDeviceGetMinMaxFanSpeed
     nvmlDeviceGetMultiGpuBoard
@@ -117,6 +124,7 @@ unsupported! {
     nvmlDeviceGetNvLinkRemotePciInfo
     nvmlDeviceGetNvLinkRemotePciInfo_v2
     nvmlDeviceGetNvLinkState
+    nvmlDeviceGetNvLinkTelemetrySamples_v1
     nvmlDeviceGetNvLinkUtilizationControl
     nvmlDeviceGetNvLinkUtilizationCounter
     nvmlDeviceGetNvLinkVersion
@@ -140,6 +148,7 @@ unsupported! {
     nvmlDeviceGetPowerState
     nvmlDeviceGetProcessUtilization
     nvmlDeviceGetProcessesUtilizationInfo
+    nvmlDeviceGetRemappedRows_v2
     nvmlDeviceGetRepairStatus
     nvmlDeviceGetRetiredPages
     nvmlDeviceGetRetiredPagesPendingStatus
@@ -162,6 +171,7 @@ unsupported! {
     nvmlDeviceGetTopologyNearestGpus
     nvmlDeviceGetTotalEccErrors
     nvmlDeviceGetTotalEnergyConsumption
+    nvmlDeviceGetUnrepairableMemoryFlag_v1
     nvmlDeviceGetVgpuCapabilities
     nvmlDeviceGetVgpuHeterogeneousMode
     nvmlDeviceGetVgpuInstancesUtilizationInfo
@@ -170,17 +180,21 @@ unsupported! {
     nvmlDeviceGetVgpuProcessesUtilizationInfo
     nvmlDeviceGetVgpuSchedulerCapabilities
     nvmlDeviceGetVgpuSchedulerLog
+    nvmlDeviceGetVgpuSchedulerLog_v2
     nvmlDeviceGetVgpuSchedulerState
+    nvmlDeviceGetVgpuSchedulerState_v2
     nvmlDeviceGetVgpuTypeCreatablePlacements
     nvmlDeviceGetVgpuTypeSupportedPlacements
     nvmlDeviceGetVgpuUtilization
     nvmlDeviceGetViolationStatus
     nvmlDeviceModifyDrainState
     nvmlDeviceOnSameBoard
+    nvmlDevicePerfMetricsGetSamples_v1
     nvmlDevicePowerSmoothingActivatePresetProfile
     nvmlDevicePowerSmoothingSetState
     nvmlDevicePowerSmoothingUpdatePresetProfileParam
     nvmlDeviceQueryDrainState
+    nvmlDeviceReadPRMCounters_v1
     nvmlDeviceReadWritePRM_v1
     nvmlDeviceRemoveGpu
     nvmlDeviceRemoveGpu_v2
@@ -191,6 +205,7 @@ unsupported! {
     nvmlDeviceResetNvLinkUtilizationCounter
     nvmlDeviceSetAPIRestriction
     nvmlDeviceSetAccountingMode
+    nvmlDeviceSetAdaptiveTgpMode_v1
     nvmlDeviceSetApplicationsClocks
     nvmlDeviceSetAutoBoostedClocksEnabled
     nvmlDeviceSetClockOffsets
@@ -206,24 +221,37 @@ unsupported! {
     nvmlDeviceSetGpcClkVfOffset
     nvmlDeviceSetGpuLockedClocks
     nvmlDeviceSetGpuOperationMode
+    nvmlDeviceSetHostname_v1
     nvmlDeviceSetMemClkVfOffset
+    nvmlDeviceSetMemoryLimits_v1
     nvmlDeviceSetMemoryLockedClocks
     nvmlDeviceSetNvLinkDeviceLowPowerThreshold
     nvmlDeviceSetNvLinkUtilizationControl
     nvmlDeviceSetNvlinkBwMode
+    nvmlDeviceSetNvlinkBwModeAsync_v1
     nvmlDeviceSetPowerManagementLimit
     nvmlDeviceSetPowerManagementLimit_v2
     nvmlDeviceSetPowerMizerMode_v1
+    nvmlDeviceSetRusdSettings_v1
     nvmlDeviceSetTemperatureThreshold
     nvmlDeviceSetVgpuCapabilities
     nvmlDeviceSetVgpuHeterogeneousMode
     nvmlDeviceSetVgpuSchedulerState
+    nvmlDeviceSetVgpuSchedulerState_v2
     nvmlDeviceSetVirtualizationMode
     nvmlDeviceValidateInforom
+    nvmlDeviceVgpuForceGspUnload
     nvmlDeviceWorkloadPowerProfileClearRequestedProfiles
     nvmlDeviceWorkloadPowerProfileGetCurrentProfiles
     nvmlDeviceWorkloadPowerProfileGetProfilesInfo
     nvmlDeviceWorkloadPowerProfileSetRequestedProfiles
+    nvmlDeviceWorkloadPowerProfileUpdateProfiles_v1
+    nvmlEventSetGetContextCount_v1
+    nvmlEventSetGetContextData_v1
+    nvmlEventSetGetContextInfo_v1
+    nvmlEventSetGetGpuOperationalEventContextLegacyXid_v1
+    nvmlEventSetRegisterGpuOperationalEvents_v1
+    nvmlEventSetWait_v3
     nvmlGetExcludedDeviceCount
     nvmlGetExcludedDeviceInfoByIndex
     nvmlGetVgpuCompatibility
@@ -241,14 +269,18 @@ unsupported! {
     nvmlGpuInstanceGetCreatableVgpus
     nvmlGpuInstanceGetVgpuHeterogeneousMode
     nvmlGpuInstanceGetVgpuSchedulerLog
+    nvmlGpuInstanceGetVgpuSchedulerLog_v2
     nvmlGpuInstanceGetVgpuSchedulerState
+    nvmlGpuInstanceGetVgpuSchedulerState_v2
     nvmlGpuInstanceGetVgpuTypeCreatablePlacements
     nvmlGpuInstanceSetVgpuHeterogeneousMode
     nvmlGpuInstanceSetVgpuSchedulerState
+    nvmlGpuInstanceSetVgpuSchedulerState_v2
     nvmlSetVgpuVersion
     nvmlSystemEventSetCreate
     nvmlSystemEventSetFree
     nvmlSystemEventSetWait
+    nvmlSystemGetCPER_v1
     nvmlSystemGetConfComputeCapabilities
     nvmlSystemGetConfComputeGpusReadyState
     nvmlSystemGetConfComputeKeyRotationThresholdInfo
