@@ -159,7 +159,7 @@ fn make(path: &Path, (major, minor): (u32, u32), mode: u32) -> io::Result<()> {
             fs::remove_file(&draft)?;
             make_draft()?;
         }
-        made => made?,
+        outcome => outcome?,
     }
     // mknod's mode passes through the umask.
     fs::set_permissions(&draft, Permissions::from_mode(mode))

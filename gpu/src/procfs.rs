@@ -97,7 +97,7 @@ mod tests {
         let path = capability_path(proc.path(), 2, GpuInstanceId(9), Some(ComputeInstanceId(0)));
         assert!(path.ends_with("driver/nvidia/capabilities/gpu2/mig/gi9/ci0/access"), "{}", path.display());
         fs::create_dir_all(path.parent().expect("a parent")).expect("a folder");
-        let mut read = |text: &str| {
+        let read = |text: &str| {
             fs::write(&path, text).expect("a file");
             capability(&path)
         };

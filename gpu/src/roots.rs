@@ -43,10 +43,9 @@ impl Default for Roots {
 }
 
 impl Roots {
-    /// All trees under one folder that the container runtime sees at the same
-    /// path: `<root>/dev`, `<root>/proc`, `<root>/sys`, and the folder itself
-    /// as the driver root.
-    pub fn under(root: &Path) -> Self {
+    /// All trees under one folder, which is the driver root too.
+    #[cfg(test)]
+    pub(crate) fn under(root: &Path) -> Self {
         Self {
             driver: root.to_owned(),
             host_driver: root.to_owned(),

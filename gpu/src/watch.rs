@@ -45,6 +45,8 @@ enum Set {
 #[derive(Debug)]
 struct Open {
     events: EventSet,
+    /// Indices of the GPUs that could not be listened to when they should.
+    deaf: Vec<u32>,
     without: BTreeSet<PciAddress>,
 }
 
@@ -107,9 +109,15 @@ impl Watch {
             Some(deadline) => deadline.saturating_duration_since(Instant::now()),
             None => timeout,
         };
+        let mut first = true;
         loop {
             let mut open = match self.take(session)? {
-                Taken::Set(open) => open,
+                Taken::Set(mut open) => {
+                    if std::mem::take(&mut first) {
+                        open.deaf.retain(|index| open.events.register(*index).is_err());
+                    }
+                    open
+                }
                 Taken::AllPaused => {
                     let state = self.lock();
                     if !state.paused.is_empty() {
@@ -151,24 +159,27 @@ impl Watch {
     /// than it should, or belongs to a library that is no longer in use.
     fn take(&self, session: &Arc<Session>) -> Result<Taken, WatchError> {
         let mut state = self.lock();
-        let without = state.paused.clone();
-        let before = std::mem::replace(&mut state.set, Set::Taken { without: without.clone() });
-        match before {
-            Set::Idle(open) if open.without == without && Arc::ptr_eq(open.events.session(), session) => {
+        if let Set::Taken { .. } = state.set {
+            return Err(WatchError::SecondThread);
+        }
+        if let Set::Idle(open) = std::mem::take(&mut state.set) {
+            let without = open.without.clone();
+            let current = without == state.paused && Arc::ptr_eq(open.events.session(), session);
+            // What the state says must cover what a set still listens to.
+            state.set = Set::Taken { without };
+            if current {
                 return Ok(Taken::Set(open));
             }
-            // A second waiting thread.
-            Set::Taken { without } => {
-                state.set = Set::Taken { without };
-                return Err(WatchError::SecondThread);
-            }
-            outdated @ (Set::Idle(_) | Set::Closed) => {
-                drop(state);
-                drop(outdated);
-            }
+            drop(state);
+            drop(open);
+            state = self.lock();
         }
+        let without = state.paused.clone();
+        state.set = Set::Taken { without: without.clone() };
+        drop(state);
+        self.changed.notify_all();
         match build(session, &without) {
-            Ok(Some(events)) => Ok(Taken::Set(Open { events, without })),
+            Ok(Some((events, deaf))) => Ok(Taken::Set(Open { events, deaf, without })),
             Ok(None) if !without.is_empty() => {
                 self.set_closed();
                 Ok(Taken::AllPaused)
@@ -230,10 +241,14 @@ impl WatchError {
     }
 }
 
-/// A set over all GPUs but some; none where no GPU reports events. A GPU that
-/// cannot be listened to is left out.
-fn build(session: &Arc<Session>, without: &BTreeSet<PciAddress>) -> Result<Option<EventSet>, Failure> {
+/// A set over all GPUs but some, and the indices of those that could not be
+/// listened to; none where no GPU reports events.
+fn build(
+    session: &Arc<Session>,
+    without: &BTreeSet<PciAddress>,
+) -> Result<Option<(EventSet, Vec<u32>)>, Failure> {
     let mut events = EventSet::new(session)?;
+    let mut deaf = Vec::new();
     let mut listening = false;
     for index in 0..session.gpu_count()? {
         let pci = session.gpu_by_index(index).and_then(|gpu| gpu.pci());
@@ -245,10 +260,13 @@ fn build(session: &Arc<Session>, without: &BTreeSet<PciAddress>) -> Result<Optio
         match registered {
             Ok(any) => listening |= any,
             Err(failure) if failure.driver_is_gone() => return Err(failure),
-            Err(failure) => tracing::debug!(index, %failure, "no events of this GPU"),
+            Err(failure) => {
+                tracing::debug!(index, %failure, "no events of this GPU for now");
+                deaf.push(index);
+            }
         }
     }
-    Ok(listening.then_some(events))
+    Ok(listening.then_some((events, deaf)))
 }
 
 fn reported(event: &Event) -> Option<HardwareEvent> {

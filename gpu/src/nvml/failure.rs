@@ -31,6 +31,14 @@ pub(crate) enum Failure {
         /// What it answered.
         answer: String,
     },
+    /// Something was made, could not be used and could not be undone: it may
+    /// exist.
+    Leftover {
+        /// The function that made it.
+        call: &'static str,
+        /// Why it could not be used, and why not undone.
+        reason: String,
+    },
     /// There is no library, or it cannot be loaded.
     NoLibrary(String),
 }
@@ -68,6 +76,8 @@ impl Failure {
         let code = match self {
             Self::NoLibrary(_) => return HardwareErrorKind::NoDriver,
             Self::Missing { .. } => return HardwareErrorKind::NotSupported,
+            // The one kind that tells a caller that the change may be there.
+            Self::Leftover { .. } => return HardwareErrorKind::Timeout,
             Self::Absurd { .. } => return HardwareErrorKind::Other(sys::nvmlReturn_enum_NVML_ERROR_UNKNOWN),
             Self::Code { code, .. } => *code,
         };
@@ -109,6 +119,7 @@ impl fmt::Display for Failure {
             },
             Self::Missing { call } => write!(f, "the driver library has no {call}"),
             Self::Absurd { call, answer } => write!(f, "{call} answered what cannot be: {answer}"),
+            Self::Leftover { call, reason } => write!(f, "what {call} made may still be there: {reason}"),
             Self::NoLibrary(reason) => f.write_str(reason),
         }
     }

@@ -14,7 +14,8 @@ use kerf_dra_driver::names::PciAddress;
 use nvml_wrapper_sys::bindings as sys;
 
 use super::failure::Failure;
-use super::gpu::{Gpu, uuid_of};
+use super::gpu::Gpu;
+use super::mig_device::MigDevices;
 use super::profile::GpuProfiles;
 use super::session::{check, symbol};
 
@@ -84,6 +85,7 @@ impl Gpu<'_> {
     }
 
     fn list_once(&self, pci: PciAddress, profiles: &GpuProfiles) -> Result<Vec<GpuInstance>, Failure> {
+        let devices = MigDevices::of(self);
         let mut instances: Vec<GpuInstance> = Vec::new();
         for profile in &profiles.profiles {
             for handle in self.gpu_instance_handles(profile.id)? {
@@ -91,7 +93,8 @@ impl Gpu<'_> {
                 if instances.iter().any(|known| known.id == id) {
                     continue;
                 }
-                let compute_instances = self.compute_instances(pci, handle, profile, profiles)?;
+                let compute_instances =
+                    self.compute_instances(pci, handle, id, profile, profiles, &devices)?;
                 instances.push(GpuInstance { id, profile, placement, compute_instances });
             }
         }
@@ -160,10 +163,7 @@ impl Gpu<'_> {
             );
             Err(Failure::Absurd { call: CALL, answer })
         });
-        found.inspect_err(|failure| {
-            let undone = self.destroy_gpu_instance_handle(handle);
-            tracing::warn!(%failure, ?undone, "a GPU instance was created and could not be used");
-        })
+        found.map_err(|failure| undone(CALL, failure, self.destroy_gpu_instance_handle(handle)))
     }
 
     /// Destroys a GPU instance that has no compute instance.
@@ -220,13 +220,10 @@ impl Gpu<'_> {
         check(CALL, unsafe { call(parent.0, full, &raw mut raw) })?;
         let handle = ComputeInstanceHandle(not_null(CALL, raw)?);
         let read = self.compute_instance_info(handle).and_then(|info| {
-            let uuid = uuid_of(self.session, info.device)?;
+            let uuid = MigDevices::of(self).uuid(info.device, instance.0, info.id)?;
             Ok(ComputeInstance { id: ComputeInstanceId(info.id), full: true, uuid })
         });
-        read.inspect_err(|failure| {
-            let undone = self.destroy_compute_instance_handle(handle);
-            tracing::warn!(%failure, ?undone, "a compute instance was created and could not be read");
-        })
+        read.map_err(|failure| undone(CALL, failure, self.destroy_compute_instance_handle(handle)))
     }
 
     /// Destroys a compute instance.
@@ -255,8 +252,10 @@ impl Gpu<'_> {
         &self,
         pci: PciAddress,
         parent: GpuInstanceHandle,
+        parent_id: GpuInstanceId,
         profile: ProfileId,
         profiles: &GpuProfiles,
+        devices: &MigDevices<'_, '_>,
     ) -> Result<Vec<ComputeInstance>, Failure> {
         const CALL: &str = "nvmlGpuInstanceGetComputeInstances";
         let call = symbol(&self.session.lib().nvmlGpuInstanceGetComputeInstances, CALL)?;
@@ -276,7 +275,7 @@ impl Gpu<'_> {
                     continue;
                 }
                 let full = Some(kind.compute_slices) == whole;
-                let uuid = uuid_of(self.session, info.device)?;
+                let uuid = devices.uuid(info.device, parent_id.0, info.id)?;
                 instances.push(ComputeInstance { id, full, uuid });
             }
         }
@@ -299,7 +298,6 @@ impl Gpu<'_> {
         };
         // SAFETY: `info` is writable; the handle is one this library gave.
         check(CALL, unsafe { call(handle.0, &raw mut info) })?;
-        info.device = not_null(CALL, info.device)?;
         Ok(info)
     }
 
@@ -364,6 +362,15 @@ fn list<T>(
         .get(..count)
         .ok_or_else(|| Failure::Absurd { call, answer: format!("{count} instances of one profile") })?;
     found.iter().map(|handle| not_null(call, *handle)).collect()
+}
+
+/// The failure of something that was made, could not be used, and was tried to
+/// be destroyed again.
+fn undone(call: &'static str, failure: Failure, destroyed: Result<(), Failure>) -> Failure {
+    match destroyed {
+        Ok(()) => failure,
+        Err(destroy) => Failure::Leftover { call, reason: format!("{failure}; {destroy}") },
+    }
 }
 
 fn not_null<T>(call: &'static str, handle: *mut T) -> Result<*mut T, Failure> {

@@ -1,7 +1,7 @@
 //! The NVML library, loaded at run time: the only `unsafe` of the driver.
 //!
 //! Plain reads go through `nvml-wrapper` where it is right. What it lacks or
-//! gets wrong is called raw: everything of MIG ([`mig`]), events with their
+//! gets wrong is called raw: everything of MIG ([`mig`], [`mig_device`], [`profile`]), events with their
 //! instance ids ([`events`]), and reads into buffers that the library may not
 //! have ended with a NUL or whose size it chooses ([`gpu`]).
 //!
@@ -14,6 +14,7 @@ mod events;
 mod failure;
 mod gpu;
 mod mig;
+mod mig_device;
 mod profile;
 mod session;
 

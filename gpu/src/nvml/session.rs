@@ -27,8 +27,10 @@ pub(crate) struct Session {
     path: PathBuf,
     identity: Option<FileIdentity>,
     profiles: Mutex<BTreeMap<PciAddress, Arc<GpuProfiles>>>,
-    compute_profiles: Mutex<BTreeMap<(PciAddress, ProfileId), Arc<[ComputeProfile]>>>,
+    compute_profiles: Mutex<BTreeMap<(PciAddress, ProfileId), ComputeProfiles>>,
 }
+
+type ComputeProfiles = Arc<[ComputeProfile]>;
 
 /// What tells a library file from the one an upgrade put in its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -154,13 +156,13 @@ impl Session {
         pci: PciAddress,
         profile: ProfileId,
         read: impl FnOnce() -> Result<Vec<ComputeProfile>, Failure>,
-    ) -> Result<Arc<[ComputeProfile]>, Failure> {
+    ) -> Result<ComputeProfiles, Failure> {
         let key = (pci, profile);
         let known = self.compute_profiles.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
         if let Some(profiles) = known {
             return Ok(profiles);
         }
-        let profiles: Arc<[ComputeProfile]> = read()?.into();
+        let profiles: ComputeProfiles = read()?.into();
         // An instance that vanished meanwhile has none; that is not to be kept.
         if !profiles.is_empty() {
             let mut all = self.compute_profiles.lock().unwrap_or_else(PoisonError::into_inner);
