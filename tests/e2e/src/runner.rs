@@ -31,8 +31,12 @@ pub enum Needs {
     Driver,
 }
 
+/// Names another cluster than that of `cargo xtask test`, for who works on cases.
+const CLUSTER_VARIABLE: &str = "KERF_E2E_CLUSTER";
+
 /// Runs the cases whose name contains any of the command line's words, or all.
-/// `--list` prints their names. The cluster stays up for the next run.
+/// `--list` prints their names; `--as-installed` takes kerf as an earlier run
+/// left it. The cluster stays up for the next run.
 pub fn main(cases: &[Case]) -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     if words.iter().any(|word| word == "--list") {
@@ -41,12 +45,13 @@ pub fn main(cases: &[Case]) -> ExitCode {
         }
         return ExitCode::SUCCESS;
     }
+    let as_installed = words.iter().any(|word| word == "--as-installed");
     let words: Vec<&String> = words.iter().filter(|word| !word.starts_with("--")).collect();
     let chosen: Vec<&Case> = cases
         .iter()
         .filter(|case| words.is_empty() || words.iter().any(|word| case.name.contains(word.as_str())))
         .collect();
-    match run(&chosen) {
+    match run(&chosen, as_installed) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -56,13 +61,14 @@ pub fn main(cases: &[Case]) -> ExitCode {
     }
 }
 
-fn run(cases: &[&Case]) -> Result<bool> {
+fn run(cases: &[&Case], as_installed: bool) -> Result<bool> {
     let gpus = driver::GPUS.map(str::to_owned).to_vec();
-    let options = Options { name: suite::CLUSTER.to_owned(), gpus };
+    let name = std::env::var(CLUSTER_VARIABLE).unwrap_or_else(|_| suite::CLUSTER.to_owned());
+    let options = Options { name, gpus };
     let cluster = Cluster::up(&options)?;
     cluster.import(&image::cuda_stub()?)?;
     drop(cluster);
-    let mut installed = false;
+    let mut installed = as_installed;
     let mut results: Vec<(&str, Duration, bool)> = Vec::new();
     for (number, case) in cases.iter().enumerate() {
         eprintln!("\ncase: {}", case.name);
