@@ -321,7 +321,9 @@ impl FileName {
         let gpus = if parts == ["all"] {
             GpusInName::All
         } else {
-            GpusInName::These(parts.iter().map(|part| PciAddress::parse_dashed(part).ok()).collect::<Option<_>>()?)
+            GpusInName::These(
+                parts.iter().map(|part| PciAddress::parse_dashed(part).ok()).collect::<Option<_>>()?,
+            )
         };
         Some(Self { uid, gpus })
     }

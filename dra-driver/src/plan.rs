@@ -165,7 +165,8 @@ impl Plan {
         let mut makes = Vec::new();
         for allocated in &claim.allocation {
             let device = plan.add(claim, allocated, situation, &mut makes)?;
-            let earlier = plan.devices.iter().zip(&claim.allocation).find(|(earlier, _)| earlier.overlaps(&device));
+            let earlier =
+                plan.devices.iter().zip(&claim.allocation).find(|(earlier, _)| earlier.overlaps(&device));
             if let Some((_, other)) = earlier {
                 return Err(Refusal::WithinClaim {
                     device: allocated.device.clone(),
@@ -201,8 +202,11 @@ impl Plan {
             self.need_mode(&context, MigMode::Disabled)?;
             return Ok(device);
         }
-        let (mig, profile, placement) = find_placement(gpu, name)
-            .ok_or_else(|| Refusal::NoDevice { device: name.clone(), gpu: gpu.pci, product: gpu.product.clone() })?;
+        let (mig, profile, placement) = find_placement(gpu, name).ok_or_else(|| Refusal::NoDevice {
+            device: name.clone(),
+            gpu: gpu.pci,
+            product: gpu.product.clone(),
+        })?;
         let device = Device::Partition { gpu: gpu.pci, profile: profile.id, placement };
         context.refuse_held(&device)?;
         if let Some(fixed) = context.foreign_at(mig, profile, placement)? {
@@ -231,12 +235,17 @@ impl Plan {
         }
         let mut holders: Vec<String> = context
             .others()
-            .filter(|entry| entry.occupied(context.situation.boot).iter().any(|device| device.gpu() == gpu.pci))
+            .filter(|entry| {
+                entry.occupied(context.situation.boot).iter().any(|device| device.gpu() == gpu.pci)
+            })
             .map(|entry| format!("claim {}", entry.claim))
             .collect();
-        holders.extend(mig.instances.iter().filter(|found| !context.is_owned(found)).map(|found| {
-            format!("a foreign {}", describe(mig, found))
-        }));
+        holders.extend(
+            mig.instances
+                .iter()
+                .filter(|found| !context.is_owned(found))
+                .map(|found| format!("a foreign {}", describe(mig, found))),
+        );
         if !holders.is_empty() {
             return Err(Refusal::ModeInUse { device: context.name.clone(), gpu: gpu.pci, needed, holders });
         }
@@ -280,7 +289,12 @@ impl<'a> Context<'a> {
 
     /// What somebody else has at a placement: exactly the partition, ready to
     /// be used, or something in its way.
-    fn foreign_at(&self, mig: &Mig, profile: &Profile, placement: Placement) -> Result<Option<Device>, Refusal> {
+    fn foreign_at(
+        &self,
+        mig: &Mig,
+        profile: &Profile,
+        placement: Placement,
+    ) -> Result<Option<Device>, Refusal> {
         let in_the_way = mig
             .instances
             .iter()
@@ -289,9 +303,10 @@ impl<'a> Context<'a> {
         let Some(instance) = in_the_way else { return Ok(None) };
         let exact = instance.profile == profile.id && instance.placement == placement;
         match instance.compute_instances.as_slice() {
-            [only] if exact
-                && only.full
-                && self.situation.settings.foreign_partitions == ForeignPartitions::Publish =>
+            [only]
+                if exact
+                    && only.full
+                    && self.situation.settings.foreign_partitions == ForeignPartitions::Publish =>
             {
                 Ok(Some(Device::Fixed {
                     gpu: self.gpu.pci,
@@ -339,10 +354,9 @@ pub fn find_placement<'a>(gpu: &'a Gpu, name: &DeviceName) -> Option<(&'a Mig, &
 }
 
 fn describe(mig: &Mig, instance: &GpuInstance) -> String {
-    let name = mig.profile(instance.profile).map_or_else(
-        || format!("of profile id {}", instance.profile.0),
-        |profile| profile.name.to_string(),
-    );
+    let name = mig
+        .profile(instance.profile)
+        .map_or_else(|| format!("of profile id {}", instance.profile.0), |profile| profile.name.to_string());
     format!("GPU instance {} ({name} at {})", instance.id.0, instance.placement.start)
 }
 
