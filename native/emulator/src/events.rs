@@ -39,7 +39,7 @@ pub(crate) struct EventSet {
 
 #[derive(Debug)]
 struct Inside {
-    /// Events up to this number have been delivered or came before.
+    /// Events up to this number have been delivered.
     seen: u64,
     watched: Vec<Watched>,
 }
@@ -48,30 +48,34 @@ struct Inside {
 struct Watched {
     gpu: String,
     types: u64,
+    /// Events up to this number came before.
+    since: u64,
     _holding: Holding,
 }
 
 impl EventSet {
-    pub(crate) fn new(machine: &Machine, state: &State) -> Result<Self, Code> {
+    pub(crate) fn new(machine: &Machine) -> Result<Self, Code> {
         let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
         let watch = inotify::init(flags).map_err(system)?;
         inotify::add_watch(&watch, machine.state_folder(), inotify::WatchFlags::MOVED_TO).map_err(system)?;
-        Ok(Self { watch, inside: Mutex::new(Inside { seen: state.next_event, watched: Vec::new() }) })
+        Ok(Self { watch, inside: Mutex::new(Inside { seen: 0, watched: Vec::new() }) })
     }
 
     /// Watches a GPU for more types of events. What came before is not
     /// delivered.
     pub(crate) fn watch(&self, machine: &Machine, state: &State, gpu: &str, types: u64) -> Result<(), Code> {
         let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
-        if inside.watched.is_empty() {
-            inside.seen = state.next_event;
-        }
         if let Some(watched) = inside.watched.iter_mut().find(|watched| watched.gpu == gpu) {
             watched.types |= types;
             return Ok(());
         }
         let holding = machine.clients().hold(gpu, Use::Events)?;
-        inside.watched.push(Watched { gpu: gpu.to_owned(), types, _holding: holding });
+        inside.watched.push(Watched {
+            gpu: gpu.to_owned(),
+            types,
+            since: state.next_event,
+            _holding: holding,
+        });
         Ok(())
     }
 
@@ -99,12 +103,11 @@ impl EventSet {
 
     fn next(&self, state: &State) -> Option<Event> {
         let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        let wants = |watched: &Watched, event: &Event| {
+            watched.gpu == event.gpu && watched.types & event.kind.bit() != 0 && event.number > watched.since
+        };
         let wanted = |event: &&Event| {
-            event.number > inside.seen
-                && inside
-                    .watched
-                    .iter()
-                    .any(|watched| watched.gpu == event.gpu && watched.types & event.kind.bit() != 0)
+            event.number > inside.seen && inside.watched.iter().any(|watched| wants(watched, event))
         };
         let found = state.events.iter().find(wanted).cloned();
         if let Some(event) = &found {

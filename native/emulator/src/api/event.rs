@@ -51,7 +51,7 @@ fn wait(
 api! {
     fn nvmlEventSetCreate(set: Out<nvmlEventSet_t>) |session| {
         set.check()?;
-        let made = EventSet::new(&session.machine, session.state()?.as_ref())?;
+        let made = EventSet::new(&session.machine)?;
         let number = NEXT.fetch_add(1, Ordering::Relaxed) << 4;
         session.event_sets.lock().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::new(made));
         set.set(ptr::without_provenance_mut(number))

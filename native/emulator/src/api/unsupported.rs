@@ -1,5 +1,7 @@
 //! What real drivers have and this one does not emulate: every function is
 //! there, for clients that end at an absent one, and answers `NOT_SUPPORTED`.
+//! Not so newer versions of emulated functions: a client that looks for one
+//! falls back to the version before when it is absent.
 
 use crate::code::Code;
 
@@ -83,7 +85,6 @@ unsupported! {
     nvmlDeviceGetFanSpeed_v2
     nvmlDeviceGetGpcClkMinMaxVfOffset
     nvmlDeviceGetGpcClkVfOffset
-    nvmlDeviceGetGpuFabricInfo_v4
     nvmlDeviceGetGpuMaxPcieLinkGeneration
     nvmlDeviceGetGpuOperationMode
     nvmlDeviceGetGridLicensableFeatures
@@ -148,7 +149,6 @@ unsupported! {
     nvmlDeviceGetPowerState
     nvmlDeviceGetProcessUtilization
     nvmlDeviceGetProcessesUtilizationInfo
-    nvmlDeviceGetRemappedRows_v2
     nvmlDeviceGetRepairStatus
     nvmlDeviceGetRetiredPages
     nvmlDeviceGetRetiredPagesPendingStatus
@@ -251,7 +251,6 @@ unsupported! {
     nvmlEventSetGetContextInfo_v1
     nvmlEventSetGetGpuOperationalEventContextLegacyXid_v1
     nvmlEventSetRegisterGpuOperationalEvents_v1
-    nvmlEventSetWait_v3
     nvmlGetExcludedDeviceCount
     nvmlGetExcludedDeviceInfoByIndex
     nvmlGetVgpuCompatibility

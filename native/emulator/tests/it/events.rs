@@ -58,3 +58,15 @@ fn a_type_the_gpu_cannot_report_is_refused() {
     let gpu = raw.gpu(0);
     assert_eq!(nvml!(raw, nvmlDeviceRegisterEvents(gpu, 256, set)), Err(3));
 }
+
+#[test]
+fn what_came_before_a_gpu_was_watched_is_not_delivered() {
+    let lab = Lab::new(&["h100-80", "h100-80"]);
+    let raw = lab.raw();
+    let set = watch(&raw, 8);
+    lab.control(&["xid", "--gpu", "1", "13"]);
+    let second = raw.gpu(1);
+    nvml!(raw, nvmlDeviceRegisterEvents(second, 8, set)).unwrap();
+    lab.control(&["xid", "--gpu", "1", "31", "--instance", "7", "--compute", "0"]);
+    assert_eq!(wait(&raw, set, GENEROUS), Ok((8, 31)));
+}

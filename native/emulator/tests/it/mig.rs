@@ -234,3 +234,39 @@ fn every_function_of_the_header_is_there() {
     }
     assert!(kerf_emulator::calls().count() > 390);
 }
+
+#[test]
+fn a_model_is_data() {
+    let lab = Lab::new(&["l4"]);
+    let mut models = kerf_emulator::model::built_in().unwrap();
+    let mut model = models["h100-80"].clone();
+    model.name = "NVIDIA H900".to_owned();
+    model.mig.as_mut().unwrap().profiles.retain(|profile| profile.id == 9);
+    models.insert("h900".to_owned(), model);
+    let file = lab.path("models.json");
+    fs::write(&file, serde_json::to_vec(&models).unwrap()).unwrap();
+    lab.control(&[
+        "init",
+        "--force",
+        "--models",
+        file.to_str().unwrap(),
+        "--gpu",
+        "h900:mig=on,pci=0000:65:00.0,minor=3",
+    ]);
+    let nvml = lab.nvml();
+    let gpu = nvml.device_by_pci_bus_id("00000000:65:00.0").unwrap();
+    assert_eq!((gpu.name().unwrap().as_str(), gpu.minor_number().unwrap()), ("NVIDIA H900", 3));
+    assert!(lab.refused(&["mig", "create", "--gpu", "0", "--profile", "1g.10gb"]).contains("no profile"));
+    lab.control(&["mig", "create", "--gpu", "0", "--profile", "3g.40gb", "--start", "4"]);
+    assert!(lab.path("proc/driver/nvidia/capabilities/gpu3/mig/gi1/ci0/access").exists());
+}
+
+#[test]
+fn a_reboot_forgets_who_held_a_gpu() {
+    let lab = Lab::new(&["h100-80"]);
+    let uuid = lab.machine().state().unwrap().gpus[0].uuid.clone();
+    let _holder = lab.hold(&uuid);
+    assert_eq!(lab.control(&["mig", "mode", "--gpu", "0", "on"]), "pending: IN_USE");
+    lab.control(&["reboot"]);
+    assert_eq!(lab.control(&["mig", "mode", "--gpu", "0", "on"]), "active");
+}

@@ -46,13 +46,19 @@ pub(crate) struct Xid {
     which: Which,
     /// The XID's number.
     number: u64,
+    /// The GPU instance it is about.
+    #[arg(long, requires = "compute")]
+    instance: Option<u32>,
+    /// The compute instance it is about.
+    #[arg(long, requires = "instance")]
+    compute: Option<u32>,
 }
 
 impl Xid {
     pub(crate) fn run(&self, machine: &Machine) -> Result<(), Failure> {
         let (_, gpu) = self.which.find(machine)?;
         let note = |state: &mut kerf_emulator::state::State| {
-            state.note(&gpu.uuid, EventKind::Xid, self.number, None);
+            state.note(&gpu.uuid, EventKind::Xid, self.number, self.instance.zip(self.compute));
             Ok(())
         };
         machine.change(note).map_err(refused("xid"))
