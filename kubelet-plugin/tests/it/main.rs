@@ -4,7 +4,10 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod crash;
+mod outputs;
 mod prepare;
+mod reconcile;
+mod sockets;
 
 use kerf_dra_driver::inventory::MigMode;
 use kerf_dra_driver::names::{DeviceName, PciAddress};
