@@ -20,6 +20,9 @@ use crate::roots::Roots;
 use crate::watch::{Watch, WatchError};
 use crate::{describe, device_nodes, driver_files, procfs};
 
+/// `NVML_ERROR_RESET_REQUIRED`.
+const RESET_REQUIRED: u32 = 16;
+
 /// NVML, sysfs, procfs and the driver's files under one set of roots.
 #[derive(Debug)]
 pub struct NvmlHardware {
@@ -244,6 +247,3 @@ impl Hardware for NvmlHardware {
         })
     }
 }
-
-/// `NVML_ERROR_RESET_REQUIRED`.
-const RESET_REQUIRED: u32 = 16;

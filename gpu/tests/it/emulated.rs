@@ -1,7 +1,7 @@
 //! What the back-end reads and does on an emulated machine.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kerf_dra_driver::hardware::{Hardware, HardwareErrorKind, HardwareEvent, HardwareEventKind};
 use kerf_dra_driver::inventory::{
@@ -387,5 +387,28 @@ fn nothing_holds_an_idle_gpu() {
     on_machine(&["h100-80"], |machine| {
         let gpu = machine.addresses()[0];
         assert_eq!(machine.hardware().holders(gpu), Ok(Vec::new()));
+    });
+}
+
+/// Printed for whoever looks; nothing is asserted of a time.
+#[test]
+fn the_calls_of_one_prepare() {
+    on_machine(&["h100-80:mig=on"], |machine| {
+        let hardware = machine.hardware();
+        let gpu = machine.addresses()[0];
+        let mut times = Vec::new();
+        for _ in 0..20 {
+            let start = Instant::now();
+            hardware.mig_mode(gpu).expect("a mode");
+            hardware.gpu_instances(gpu).expect("instances");
+            let instance = hardware.create_gpu_instance(gpu, ONE_SLICE, at(0, 1)).expect("an instance");
+            let compute = hardware.create_compute_instance(gpu, instance).expect("a compute instance");
+            times.push(start.elapsed());
+            hardware.destroy_compute_instance(gpu, instance, compute.id).expect("destroyed");
+            hardware.destroy_gpu_instance(gpu, instance).expect("destroyed");
+        }
+        times.sort_unstable();
+        println!("note: p50 {:?}, slowest {:?}", times[times.len() / 2], times[times.len() - 1]);
+        assert_eq!(hardware.gpu_instances(gpu), Ok(Vec::new()));
     });
 }
