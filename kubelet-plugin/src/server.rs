@@ -9,6 +9,7 @@ use futures::StreamExt;
 use inotify::{Inotify, WatchMask};
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
@@ -68,8 +69,9 @@ impl Plugin {
         let mut dra_server = self.serve_dra(&dra)?;
         let mut registration_server = self.serve_registration(&registration, &dra)?;
         let mut state = self.registration();
+        let mut deadline = Instant::now() + REGISTRATION_TIME;
         let result = loop {
-            let unregistered = *state.borrow_and_update() != Registration::Registered;
+            let is_unregistered = *state.borrow_and_update() != Registration::Registered;
             tokio::select! {
                 () = cancel.cancelled() => break Ok(()),
                 changed = changes.next() => {
@@ -82,15 +84,18 @@ impl Plugin {
                         dra_server = self.serve_dra(&dra)?;
                         registration_server.stop().await;
                         registration_server = self.serve_registration(&registration, &dra)?;
+                        deadline = Instant::now() + REGISTRATION_TIME;
                     } else if !registration_server.is_in_place() {
                         warn!(socket = %registration.display(), "the socket was removed; making it anew");
                         registration_server.stop().await;
                         registration_server = self.serve_registration(&registration, &dra)?;
+                        deadline = Instant::now() + REGISTRATION_TIME;
                     }
                 }
                 changed = state.changed() => if changed.is_err() { break Ok(()) },
-                () = tokio::time::sleep(REGISTRATION_TIME), if unregistered => {
+                () = tokio::time::sleep_until(deadline), if is_unregistered => {
                     warn!("the kubelet has not registered this plugin; making the socket anew");
+                    deadline = Instant::now() + REGISTRATION_TIME;
                     registration_server.stop().await;
                     registration_server = self.serve_registration(&registration, &dra)?;
                 }

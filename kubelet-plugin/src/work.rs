@@ -125,7 +125,11 @@ impl Work {
         if own.as_ref() == Some(&entry) {
             self.cdi.ensure(&entry.uid, &self.project(&entry)?)?;
         } else if let Err(error) = self.finish(&mut entry, own.is_some()) {
-            return Err(self.after_failure(entry, &entries, error));
+            return Err(match own {
+                // Containers may be running with the rest of it.
+                Some(_) => self.keep_broken(entry, error),
+                None => self.after_failure(entry, &entries, error),
+            });
         }
         self.store.release_quarantine(&claim.uid)?;
         Ok(Outcome::Done(self.answer(&entry)))
@@ -228,9 +232,12 @@ impl Work {
         Ok(None)
     }
 
-    /// Does what an entry says and answers for it.
-    fn finish(&self, entry: &mut Entry, exists: bool) -> Result<(), PrepareError> {
-        let mut written = exists;
+    /// Does what an entry says is to be done, and makes its outputs.
+    ///
+    /// An entry that was answered before (`mends`) stays completed whatever
+    /// happens: it is never undone but on the kubelet's word.
+    fn finish(&self, entry: &mut Entry, mends: bool) -> Result<(), PrepareError> {
+        let mut written = false;
         let write = |entry: &Entry, written: &mut bool| {
             // The first write tells of hardware that is about to be touched.
             let durability = if *written { Durability::Ordered } else { Durability::Durable };
@@ -238,8 +245,7 @@ impl Work {
         };
         if entry.steps.iter().any(is_to_do) {
             self.touch();
-            entry.phase = Phase::Started;
-            written = false;
+            entry.phase = if mends { Phase::Completed } else { Phase::Started };
         }
         for index in 0..entry.steps.len() {
             let hardware = &*self.hardware;
@@ -281,6 +287,16 @@ impl Work {
             Err(_) => return Err(PrepareError::Panicked),
         };
         Ok(())
+    }
+
+    /// Records why an entry that was answered before could not be mended.
+    fn keep_broken(&self, mut entry: Entry, error: PrepareError) -> PrepareError {
+        entry.phase = Phase::Completed;
+        entry.error = Some(crate::chain(&error));
+        if let Err(unwritten) = self.store.write(&entry, Durability::Ordered) {
+            warn!(claim = %entry.claim, error = crate::chain(&unwritten), "the error could not be recorded");
+        }
+        error
     }
 
     /// Undoes an entry that could not be finished, and gives the reason back.
@@ -492,10 +508,15 @@ fn keep_progress(step: Step, own: Option<&Entry>, inventory: &Inventory) -> Step
         mig.instances.iter().find(|instance| made.owns(instance))
     });
     if let (Some(made), Some(instance)) = (made, instance) {
-        step.progress = if instance.compute_instances.is_empty() {
-            PartitionProgress::Created { instance: instance.id }
-        } else {
-            made.progress.clone()
+        step.progress = match (&made.progress, instance.compute_instances.first()) {
+            (PartitionProgress::Ready { .. }, Some(_)) => made.progress.clone(),
+            // Made, but its record was not written any more.
+            (_, Some(compute)) => PartitionProgress::Ready {
+                instance: instance.id,
+                compute_instance: compute.id,
+                uuid: compute.uuid.clone(),
+            },
+            (_, None) => PartitionProgress::Created { instance: instance.id },
         };
     }
     Step::Partition(step)

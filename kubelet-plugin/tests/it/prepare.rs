@@ -185,3 +185,77 @@ async fn unpreparing_what_is_not_known_succeeds_and_touches_nothing() {
     assert!(plugin.unprepare("../../etc".to_owned()).await.is_err());
     assert!(node.machine.lock().unwrap().changes.is_empty());
 }
+
+#[tokio::test]
+async fn a_partition_that_vanished_is_made_again_without_touching_the_others() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    node.claims
+        .put(claim("c", &[("a", partition(pci(1), "1g.10gb", 4)), ("b", partition(pci(1), "1g.10gb", 5))]));
+    let first = prepare(&plugin, "c").await.unwrap();
+    {
+        let mut machine = node.machine.lock().unwrap();
+        machine.inventory.gpus[0].mig.as_mut().unwrap().instances.remove(0);
+        machine.changes.clear();
+        machine.failures.push_back(("create_gpu_instance", HardwareErrorKind::Other(999)));
+    }
+    // As long as it cannot be mended, what containers may use stays.
+    prepare(&plugin, "c").await.unwrap_err();
+    assert_eq!(node.machine.lock().unwrap().instances(pci(1)).len(), 1);
+    assert_eq!(prepare(&plugin, "c").await, Ok(first));
+    let expected =
+        ["create GPU instance at 4 of 0000:01:00.0", "create compute instance in 1 of 0000:01:00.0"];
+    assert_eq!(node.machine.lock().unwrap().changes, expected);
+    unprepare(&plugin, "c").await.unwrap();
+    assert!(node.machine.lock().unwrap().instances(pci(1)).is_empty());
+}
+
+#[tokio::test]
+async fn no_answer_in_time_keeps_the_intent_and_what_appears_later_is_ours() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    node.claims.put(claim("c", &[("r", partition(pci(1), "1g.10gb", 4))]));
+    node.machine.lock().unwrap().failures.push_back(("create_gpu_instance", HardwareErrorKind::Timeout));
+    prepare(&plugin, "c").await.unwrap_err();
+    assert_eq!(plugin.journal().borrow().entries.len(), 1);
+    // The call took effect after all.
+    node.machine.lock().unwrap().make_foreign(pci(1), 19, 4, false);
+    assert!(plugin.observe().await.unwrap().foreign.is_empty());
+    plugin.reconcile_now().await;
+    assert!(node.machine.lock().unwrap().instances(pci(1)).is_empty());
+    assert!(plugin.journal().borrow().entries.is_empty());
+}
+
+#[tokio::test]
+async fn garbage_in_a_config_fails_its_claim_alone() {
+    use k8s_openapi::api::resource::v1::{DeviceAllocationConfiguration, OpaqueDeviceConfiguration};
+    use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    let with = |driver: &str, parameters: serde_json::Value| {
+        let mut claim = claim("c", &[("r", whole(3))]);
+        let status = claim.status.as_mut().unwrap();
+        status.allocation.as_mut().unwrap().devices.as_mut().unwrap().config =
+            Some(vec![DeviceAllocationConfiguration {
+                source: "FromClaim".to_owned(),
+                requests: None,
+                opaque: Some(OpaqueDeviceConfiguration {
+                    driver: driver.to_owned(),
+                    parameters: RawExtension(parameters),
+                }),
+            }]);
+        node.claims.put(claim);
+    };
+    for garbage in
+        ["x".repeat(10 * 1024).into(), serde_json::json!({"kind": ["GpuConfig"]}), serde_json::Value::Null]
+    {
+        with("gpu.nvidia.com", garbage);
+        prepare(&plugin, "c").await.unwrap_err();
+        assert!(node.files("plugin/state/claims").is_empty());
+    }
+    with("other.example.com", "x".repeat(10 * 1024).into());
+    prepare(&plugin, "c").await.unwrap();
+}
