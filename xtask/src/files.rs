@@ -40,17 +40,18 @@ pub(crate) struct Lock {
 }
 
 impl Lock {
-    /// Waits until no other process holds `path`.
+    /// Waits until no other process holds `path`, a file that is made if need
+    /// be, or a folder that is there.
     pub(crate) fn take(path: &Path) -> Result<Self> {
-        if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        }
-        let file = fs::File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(path)
-            .with_context(|| format!("cannot open {}", path.display()))?;
+        let file = if path.is_dir() {
+            fs::File::open(path)
+        } else {
+            if let Some(folder) = path.parent() {
+                fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+            }
+            fs::File::options().create(true).truncate(false).write(true).open(path)
+        };
+        let file = file.with_context(|| format!("cannot open {}", path.display()))?;
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             eprintln!("waiting for another process that holds {}", path.display());
             flock(&file, FlockOperation::LockExclusive)

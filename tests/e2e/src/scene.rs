@@ -15,6 +15,9 @@ use xtask::{exec, paths};
 use crate::driver::{self, Values};
 use crate::{LIMIT, wait_until};
 
+/// What cases make that holds devices or makes pods.
+const KINDS: &str = "deployments,daemonsets,jobs,pods,resourceclaimtemplates,resourceclaims";
+
 /// A namespace on the cluster, for one case.
 #[derive(Debug)]
 pub struct Scene<'a> {
@@ -26,8 +29,9 @@ pub struct Scene<'a> {
 impl<'a> Scene<'a> {
     pub(crate) fn open(cluster: &'a Cluster, namespace: String) -> Result<Self> {
         let scene = Self { cluster, namespace };
-        // Left by a run that was killed.
-        scene.close()?;
+        // Left by the run before, or by one that was killed.
+        let limit = format!("--timeout={}s", LIMIT.as_secs());
+        scene.kubectl(&["delete", "namespace", &scene.namespace, "--ignore-not-found", "--wait", &limit])?;
         scene.kubectl(&["create", "namespace", &scene.namespace])?;
         wait_until("the namespace has its account", LIMIT, || {
             Ok(scene.kubectl(&["get", "serviceaccount", "default"]).ok())
@@ -35,10 +39,12 @@ impl<'a> Scene<'a> {
         Ok(scene)
     }
 
+    /// Gives back all that the next case could miss. The namespace itself goes
+    /// on its own: its controller takes seconds over it.
     pub(crate) fn close(&self) -> Result<()> {
         let limit = format!("--timeout={}s", LIMIT.as_secs());
-        self.kubectl(&["delete", "namespace", &self.namespace, "--ignore-not-found", "--wait", &limit])
-            .map(drop)
+        self.kubectl(&["delete", KINDS, "--all", "--wait", &limit])?;
+        self.kubectl(&["delete", "namespace", &self.namespace, "--wait=false"]).map(drop)
     }
 
     /// The namespace's name.

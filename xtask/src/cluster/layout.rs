@@ -25,6 +25,13 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
+    /// Where a folder a cluster is, for all checkouts of the machine.
+    pub(crate) const RUN: &str = "/run";
+    /// How those folders' names begin.
+    pub(crate) const PREFIX: &str = "kerf-";
+    /// File in such a folder, with the number of the cluster's network.
+    pub(crate) const NETWORK_CLAIM: &str = "network";
+
     /// No dashes: the name must not be the beginning of another cluster's
     /// `kerf-<name>-…`.
     pub(crate) fn new(name: &str) -> Result<Self> {
@@ -38,14 +45,14 @@ impl Layout {
         Ok(Self {
             name: name.to_owned(),
             state: paths::cluster_state(name),
-            kubelet_root: Path::new("/var/lib").join(format!("kerf-{name}")),
-            run: Path::new("/run").join(format!("kerf-{name}")),
+            kubelet_root: Path::new("/var/lib").join(format!("{}{name}", Self::PREFIX)),
+            run: Path::new(Self::RUN).join(format!("{}{name}", Self::PREFIX)),
         })
     }
 
     /// Name of the node, the bridge, the CNI network and the cgroup.
     pub(crate) fn node(&self) -> String {
-        format!("kerf-{}", self.name)
+        format!("{}{}", Self::PREFIX, self.name)
     }
 
     /// Held by whoever brings the cluster up or down.
@@ -56,6 +63,10 @@ impl Layout {
     /// Which checkout's cluster this is: names are unique on a machine.
     pub(crate) fn owner(&self) -> PathBuf {
         self.run.join("owner")
+    }
+
+    pub(crate) fn network_claim(&self) -> PathBuf {
+        self.run.join(Self::NETWORK_CLAIM)
     }
 
     pub(crate) fn settings(&self) -> PathBuf {

@@ -234,7 +234,9 @@ impl Cluster {
     fn await_serving(&self, component: Component) -> Result<()> {
         let started = Instant::now();
         loop {
-            let Err(reason) = self.probe(component) else { return Ok(()) };
+            // An answer counts only if ours is alive after it: another program
+            // may have the port.
+            let answer = self.probe(component);
             let log = self.log(component);
             if !is_running(&self.layout, component) {
                 bail!(
@@ -244,6 +246,7 @@ impl Cluster {
                     exec::tail(&log, 20)
                 );
             }
+            let Err(reason) = answer else { return Ok(()) };
             if started.elapsed() > START_LIMIT {
                 return Err(reason.context(format!(
                     "{} does not serve after {} s; {}:\n{}",

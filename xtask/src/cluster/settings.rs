@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
@@ -12,9 +13,13 @@ use serde::{Deserialize, Serialize};
 use super::layout::Layout;
 use crate::{debian, exec, files};
 
-/// Below the kernel's range for outgoing connections, so that none of those
-/// takes a port between a stop and a start.
-const PORTS: std::ops::Range<u16> = 20_000..30_000;
+/// First port of the first network's block. All blocks are below the kernel's
+/// range for outgoing connections, so that none of those takes a port between a
+/// stop and a start.
+const FIRST_PORT: u16 = 20_000;
+
+/// Ports in a network's block; more than are needed, as some may be taken.
+const BLOCK: u16 = 32;
 
 /// A cluster's lasting choices.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -40,22 +45,33 @@ pub(crate) struct Ports {
 impl Settings {
     /// What was remembered, or new choices. `gpus` must agree with what the
     /// cluster was made with, unless it is empty.
+    ///
+    /// Clusters that come up at the same time see neither each other's bridge
+    /// nor ports, so networks are claimed one cluster at a time, and ports
+    /// follow from the network.
     pub(crate) fn load_or_choose(layout: &Layout, gpus: &[String]) -> Result<Self> {
-        if let Some(mut settings) = Self::load(layout)? {
-            if settings.gpus.is_empty() {
-                gpus.clone_into(&mut settings.gpus);
-            } else if !gpus.is_empty() && settings.gpus != gpus {
-                bail!(
-                    "cluster {} has the GPUs {}; take it down before it gets others",
-                    layout.name,
-                    settings.gpus.join(" ")
-                );
-            }
-            settings.save(layout)?;
-            return Ok(settings);
+        let _lock = files::Lock::take(Path::new(Layout::RUN))?;
+        let claimed = claimed_networks(layout)?;
+        let mut settings = if let Some(settings) = Self::load(layout)? {
+            settings
+        } else {
+            let network = free_network(&claimed)?;
+            Self { network, ports: Ports::choose(network)?, gpus: Vec::new() }
+        };
+        if claimed.contains(&settings.network) {
+            bail!("another cluster took the addresses of {} meanwhile; take {0} down first", layout.name);
         }
-        let settings = Self { network: free_network()?, ports: Ports::choose()?, gpus: gpus.to_vec() };
+        if settings.gpus.is_empty() {
+            gpus.clone_into(&mut settings.gpus);
+        } else if !gpus.is_empty() && settings.gpus != gpus {
+            bail!(
+                "cluster {} has the GPUs {}; take it down before it gets others",
+                layout.name,
+                settings.gpus.join(" ")
+            );
+        }
         settings.save(layout)?;
+        files::replace(&layout.network_claim(), settings.network.to_string().as_bytes())?;
         Ok(settings)
     }
 
@@ -76,7 +92,7 @@ impl Settings {
         if self.ports.all().into_iter().all(|port| bind(port).is_some()) {
             return Ok(());
         }
-        self.ports = Ports::choose()?;
+        self.ports = Ports::choose(self.network)?;
         self.save(layout)
     }
 
@@ -111,11 +127,12 @@ impl Settings {
 
 impl Ports {
     /// Ports that are free now, each bound while the next is looked for.
-    fn choose() -> Result<Self> {
-        let mut free = PORTS.filter_map(bind);
+    fn choose(network: u8) -> Result<Self> {
+        let first = FIRST_PORT + u16::from(network) * BLOCK;
+        let mut free = (first..first + BLOCK).filter_map(bind);
         let mut held = Vec::new();
         let mut next = || -> Result<u16> {
-            let listener = free.next().context("no free TCP port between 20000 and 30000")?;
+            let listener = free.next().with_context(|| format!("no free TCP port from {first} on"))?;
             let port = listener.local_addr()?.port();
             held.push(listener);
             Ok(port)
@@ -140,11 +157,25 @@ fn bind(port: u16) -> Option<TcpListener> {
     TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).ok()
 }
 
-/// A network that no route of this machine mentions.
-fn free_network() -> Result<u8> {
+/// Networks of the other clusters of this machine.
+fn claimed_networks(layout: &Layout) -> Result<Vec<u8>> {
+    let mut networks = Vec::new();
+    for entry in fs::read_dir(Layout::RUN).context("cannot list clusters")? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(Layout::PREFIX) && entry.path() != layout.run {
+            let claim = fs::read_to_string(entry.path().join(Layout::NETWORK_CLAIM));
+            networks.extend(claim.ok().and_then(|text| text.parse::<u8>().ok()));
+        }
+    }
+    Ok(networks)
+}
+
+/// A network that no other cluster claims and no route of this machine mentions.
+fn free_network(claimed: &[u8]) -> Result<u8> {
     let ip = debian::program("ip").context("there is no program `ip`")?;
     let routes = exec::output(Command::new(ip).args(["-4", "route", "show", "table", "all"]))?;
     (0..=u8::MAX)
+        .filter(|network| !claimed.contains(network))
         .find(|network| {
             !routes.contains(&format!("10.213.{network}.")) && !routes.contains(&format!("10.214.{network}."))
         })

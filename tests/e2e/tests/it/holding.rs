@@ -1,0 +1,207 @@
+//! A device that a claim holds stays published whatever happens to it, and
+//! nobody else gets its hardware.
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use k8s_openapi::api::resource::v1::Device;
+use kerf_e2e::{LIMIT, Scene, Values, wait_until};
+use serde_json::json;
+
+use crate::ground::{self, Machine};
+use crate::workload::{self, Workload, on_gpu};
+
+/// A running pod with a partition of the first GPU, and a pod that wants all of
+/// that GPU and has to wait.
+struct Held<'a> {
+    scene: &'a Scene<'a>,
+    /// The whole GPU's device.
+    gpu: String,
+    /// The held device.
+    device: String,
+    /// As it was published when it was claimed.
+    published: Device,
+    /// What its pod sees.
+    uuids: Vec<String>,
+    lapses: RefCell<Vec<String>>,
+}
+
+impl<'a> Held<'a> {
+    fn new(scene: &'a Scene<'a>) -> Result<Self> {
+        let machine = Machine::of(scene)?;
+        let gpu = machine.gpu(0)?;
+        let here = on_gpu(&gpu.pci);
+        let uuids = Workload::new("holder", "mig-1g.10gb.nvidia.com").choosing(&here).run(scene)?;
+        let device = workload::device_of(scene, "holder")?;
+        let published = ground::devices(scene)?.remove(&device).context("it is not published")?;
+        Workload::new("waiter", "gpu.nvidia.com").choosing(&here).apply(scene)?;
+        workload::await_refused(scene, "waiter")?;
+        Ok(Self { scene, gpu: gpu.device(), device, published, uuids, lapses: RefCell::default() })
+    }
+
+    /// Notes it if the device is not there with its cost, or its GPU was given
+    /// to the waiter.
+    fn look(&self) -> Result<Option<Device>> {
+        let now = ground::devices(self.scene)?.remove(&self.device);
+        match &now {
+            Some(now) if now.consumes_counters == self.published.consumes_counters => {}
+            other => self.lapses.borrow_mut().push(format!("{other:?}")),
+        }
+        if !workload::is_refused(self.scene, "waiter")? {
+            self.lapses.borrow_mut().push("the waiting pod got a device".to_owned());
+        }
+        Ok(now)
+    }
+
+    fn await_taints(&self, expected: &[&str]) -> Result<()> {
+        wait_until(&format!("the held device has the taints {expected:?}"), LIMIT, || {
+            let found = self.look()?.map(|device| ground::taints(&device));
+            ensure!(found.as_deref().is_some_and(|found| found == expected), "its taints are {found:?}");
+            Ok(Some(()))
+        })?;
+        self.never_lapsed()
+    }
+
+    fn never_lapsed(&self) -> Result<()> {
+        let lapses = self.lapses.borrow();
+        if lapses.is_empty() { Ok(()) } else { bail!("the held device lapsed: {lapses:?}") }
+    }
+
+    /// Its pod is as it was; once it leaves, the waiter gets the GPU.
+    fn release(self) -> Result<()> {
+        self.look()?;
+        self.never_lapsed()?;
+        ensure!(workload::seen(self.scene, "holder")? == self.uuids, "the holder sees another device");
+        workload::end(self.scene, "holder")?;
+        self.scene.await_running("waiter")?;
+        ensure!(workload::device_of(self.scene, "waiter")? == self.gpu, "the waiter has another GPU");
+        workload::end(self.scene, "waiter")?;
+        ground::await_nothing_left(self.scene, &[])
+    }
+}
+
+fn values(key: &str, value: &str) -> Values {
+    Values::from_iter([(key.to_owned(), json!(value))])
+}
+
+pub(crate) fn filtered_out(scene: &Scene<'_>) -> Result<()> {
+    ground::clean_values(scene, || {
+        let held = Held::new(scene)?;
+        let small = |device: &str| device.contains("-mig-1g-10gb-");
+        scene.configure_driver(values("migProfiles", "3g.40gb"))?;
+        held.await_taints(&["withheld"])?;
+        wait_until("all others of the profile are withdrawn", LIMIT, || {
+            held.look()?;
+            let left = ground::devices(scene)?.into_keys().filter(|name| small(name)).collect::<Vec<_>>();
+            ensure!(left == [held.device.clone()], "published are {left:?}");
+            Ok(Some(()))
+        })?;
+        // The scheduler is made to look again at what there is now.
+        Workload::new("late", "mig-1g.10gb.nvidia.com").apply(scene)?;
+        workload::await_refused(scene, "late")?;
+        workload::end(scene, "late")?;
+        let device = held.device.clone();
+        held.release()?;
+        wait_until("the device is withdrawn when nothing holds it", LIMIT, || {
+            Ok((!ground::devices(scene)?.contains_key(&device)).then_some(()))
+        })
+    })
+}
+
+pub(crate) fn settles_before_it_goes(scene: &Scene<'_>) -> Result<()> {
+    ground::clean_values(scene, || {
+        let small = |name: &str| name.contains("-mig-1g-10gb-");
+        scene.configure_driver(values("migProfiles", "3g.40gb"))?;
+        wait_until("devices of the profile are tainted", LIMIT, || {
+            let devices = ground::devices(scene)?;
+            let mut small = devices.iter().filter(|(name, _)| small(name)).peekable();
+            ensure!(small.peek().is_some(), "they were withdrawn without a taint that settled");
+            Ok(small.all(|(_, device)| ground::taints(device) == ["withheld"]).then_some(()))
+        })?;
+        let added = ground::devices(scene)?;
+        let added = added.values().flat_map(|device| device.taints.iter().flatten());
+        let added = added.filter_map(|taint| taint.time_added.clone()).map(|time| time.0).min();
+        let added = added.context("no taint has a time")?;
+        wait_until("they are withdrawn", LIMIT, || {
+            Ok((!ground::devices(scene)?.keys().any(|name| small(name))).then_some(()))
+        })?;
+        // The API server's clock has seconds, so one may be lost.
+        let after = k8s_openapi::jiff::Timestamp::now().duration_since(added);
+        eprintln!("  from taint to withdrawal: {after:#}");
+        let settle = Duration::from_secs(29);
+        ensure!(after.unsigned_abs() >= settle, "they were withdrawn {after:#} after their taint");
+        // A change of mind publishes them again.
+        scene.configure_driver(Values::new())?;
+        wait_until("they are published again", LIMIT, || {
+            Ok(ground::devices(scene)?.keys().any(|name| small(name)).then_some(()))
+        })
+    })
+}
+
+pub(crate) fn occupied_by_others(scene: &Scene<'_>) -> Result<()> {
+    ground::clean(scene, || {
+        let held = Held::new(scene)?;
+        let start = held.published.name.rsplit('-').next().context("it has no start")?.to_owned();
+        let foreign = [
+            // Beside it, used and unused, wherever there is room.
+            (0, ground::make_foreign(scene, 0, &["--profile", "3g.40gb"])?),
+            (0, ground::make_foreign(scene, 0, &["--profile", "1g.10gb", "--no-ci"])?),
+        ];
+        ground::await_taints(scene, &held.gpu, &["foreign"])?;
+        held.await_taints(&[])?;
+        // While the GPU is full of others, the scheduler is asked once more.
+        Workload::new("late", "mig-3g.40gb.nvidia.com")
+            .choosing(&on_gpu(&Machine::of(scene)?.gpu(0)?.pci))
+            .apply(scene)?;
+        workload::await_refused(scene, "late")?;
+        workload::end(scene, "late")?;
+        ground::agree(scene, &foreign)?;
+        ensure!(workload::seen(scene, "holder")? == held.uuids, "the holder at {start} sees another device");
+        for (gpu, instance) in &foreign {
+            ground::destroy(scene, *gpu, instance)?;
+        }
+        ground::await_taints(scene, &held.gpu, &[])?;
+        held.release()
+    })
+}
+
+pub(crate) fn restarted(scene: &Scene<'_>) -> Result<()> {
+    ground::clean(scene, || {
+        let held = Held::new(scene)?;
+        for how in [ground::kill_driver, ground::renew_driver] {
+            let restarts = ground::driver_restarts(scene)?;
+            how(scene)?;
+            wait_until("kerf runs again", LIMIT, || {
+                held.look()?;
+                let ready = ground::metric(scene, "kerf_ready").is_ok_and(|ready| ready > 0.5);
+                Ok((ready && ground::driver_restarts(scene)? != restarts + 100).then_some(()))
+            })?;
+            held.await_taints(&[])?;
+            ground::agree(scene, &[])?;
+        }
+        held.release()
+    })
+}
+
+pub(crate) fn lost(scene: &Scene<'_>) -> Result<()> {
+    ground::clean(scene, || {
+        let held = Held::new(scene)?;
+        scene.emulator(&["lose", "--gpu", "0"])?;
+        held.await_taints(&["lost"])?;
+        ground::await_taints(scene, &held.gpu, &["lost"])?;
+        // Nothing of it is given out, and the others go on.
+        let pci = Machine::of(scene)?.gpu(0)?.pci.clone();
+        Workload::new("late", "mig-1g.10gb.nvidia.com").choosing(&on_gpu(&pci)).apply(scene)?;
+        workload::await_refused(scene, "late")?;
+        workload::end(scene, "late")?;
+        Workload::new("other", "mig-1g.10gb.nvidia.com").run(scene)?;
+        workload::end(scene, "other")?;
+        // A process that starts while it is lost knows of it from its records.
+        ground::renew_driver(scene)?;
+        held.await_taints(&["lost"])?;
+        scene.emulator(&["return", "--gpu", "0"])?;
+        held.await_taints(&[])?;
+        held.release()
+    })
+}
