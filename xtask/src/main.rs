@@ -2,6 +2,8 @@
 
 #![forbid(unsafe_code)]
 
+use std::process::ExitCode;
+
 use clap::{Args, Parser, Subcommand};
 use xtask::cluster::{self, Cluster};
 use xtask::{classes, codegen, image, suite};
@@ -65,8 +67,18 @@ struct Name {
     name: String,
 }
 
-fn main() -> anyhow::Result<()> {
-    match Arguments::parse().command {
+fn main() -> ExitCode {
+    match run(Arguments::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<()> {
+    match command {
         Command::Test => suite::run(),
         Command::Cluster(ClusterCommand::Up { name, gpus }) => {
             Cluster::up(&cluster::Options { name: name.name.clone(), gpus })?;

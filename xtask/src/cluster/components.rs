@@ -160,8 +160,10 @@ fn scheduler(layout: &Layout, settings: &Settings) -> Vec<String> {
 }
 
 /// `restrict_oom_score_adj`: without it no sandbox starts where
-/// `CAP_SYS_RESOURCE` is missing. `netns_mounts_under_state_dir`, `socket_dir`
-/// `Root` and the disabled NRI socket keep everything inside the cluster's folders.
+/// `CAP_SYS_RESOURCE` is missing. `use_internal_loopback`: the CNI plugin for it
+/// leaves a file a pod in a folder of the machine. `netns_mounts_under_state_dir`,
+/// `socket_dir`, `Root` and the disabled NRI socket keep everything inside the
+/// cluster's folders.
 fn containerd(layout: &Layout) -> Result<String> {
     let plugins = debian::cni_folder().context("there is no folder with CNI plugins")?;
     Ok(format!(
@@ -190,6 +192,7 @@ cdi_spec_dirs = ["{cdi}"]
 [plugins.'io.containerd.cri.v1.runtime'.cni]
 bin_dirs = ["{plugins}"]
 conf_dir = "{networks}"
+use_internal_loopback = true
 
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"

@@ -65,7 +65,6 @@ pub(crate) fn never_touched(scene: &Scene<'_>) -> Result<()> {
     })
 }
 
-
 pub(crate) fn taints_the_whole(scene: &Scene<'_>) -> Result<()> {
     ground::clean(scene, || {
         let machine = Machine::of(scene)?;

@@ -40,7 +40,10 @@ fn said(scene: &Scene<'_>) -> Result<Vec<Value>> {
 fn slice_with(scene: &Scene<'_>, pointer: &str) -> Result<Value> {
     let slices = ground::slices(scene)?.into_iter().map(|slice| serde_json::to_value(&slice));
     let slices = slices.collect::<Result<Vec<_>, _>>()?;
-    slices.into_iter().find(|slice| slice.pointer(pointer).is_some()).with_context(|| format!("no slice has {pointer}"))
+    slices
+        .into_iter()
+        .find(|slice| slice.pointer(pointer).is_some())
+        .with_context(|| format!("no slice has {pointer}"))
 }
 
 fn replace(scene: &Scene<'_>, slice: &Value) -> Result<()> {
@@ -65,19 +68,18 @@ pub(crate) fn become_right_again(scene: &Scene<'_>) -> Result<()> {
         ground::make_foreign(scene, 3, &["--profile", "1g.6gb", "--no-ci"])?;
         wait_until("the slices have a taint", LIMIT, || {
             let tainted = ground::devices(scene)?;
-            let tainted = tainted.iter().filter(|(name, device)| {
-                name.starts_with(&a30) && ground::taints(device) == ["foreign"]
-            });
+            let tainted = tainted
+                .iter()
+                .filter(|(name, device)| name.starts_with(&a30) && ground::taints(device) == ["foreign"]);
             Ok((tainted.count() > 0).then_some(()))
         })?;
         let right = settled(scene)?;
         let right_again = |what: &str| {
-            wait_until(&format!("right again: {what}"), LIMIT, || {
-                Ok((said(scene)? == right).then_some(()))
-            })
+            wait_until(&format!("right again: {what}"), LIMIT, || Ok((said(scene)? == right).then_some(())))
         };
 
-        let name = at(&mut slice_with(scene, "/spec/devices")?, "/metadata/name")?.as_str().map(str::to_owned);
+        let name =
+            at(&mut slice_with(scene, "/spec/devices")?, "/metadata/name")?.as_str().map(str::to_owned);
         scene.kubectl(&["delete", "resourceslice", &name.context("it has no name")?])?;
         right_again("one slice was deleted")?;
 
@@ -105,7 +107,10 @@ pub(crate) fn become_right_again(scene: &Scene<'_>) -> Result<()> {
             }),
             ("a taint was added", "/spec/devices/0", |slice| {
                 if let Some(device) = slice.pointer_mut("/spec/devices/0").and_then(Value::as_object_mut) {
-                    device.insert("taints".to_owned(), json!([{ "key": "example.com/mine", "effect": "NoSchedule" }]));
+                    device.insert(
+                        "taints".to_owned(),
+                        json!([{ "key": "example.com/mine", "effect": "NoSchedule" }]),
+                    );
                 }
             }),
             ("the generation was raised", "/spec/pool", |slice| {
@@ -125,12 +130,17 @@ pub(crate) fn become_right_again(scene: &Scene<'_>) -> Result<()> {
 
         let untainted = |slice: &mut Value| {
             let mut removed = 0;
-            for device in slice.pointer_mut("/spec/devices").and_then(Value::as_array_mut).into_iter().flatten() {
-                removed += usize::from(device.as_object_mut().is_some_and(|device| device.remove("taints").is_some()));
+            for device in
+                slice.pointer_mut("/spec/devices").and_then(Value::as_array_mut).into_iter().flatten()
+            {
+                removed += usize::from(
+                    device.as_object_mut().is_some_and(|device| device.remove("taints").is_some()),
+                );
             }
             removed
         };
-        let mut slices = ground::slices(scene)?.into_iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?;
+        let mut slices =
+            ground::slices(scene)?.into_iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?;
         let tainted = slices.iter_mut().find(|slice| untainted(slice) > 0).context("no slice has a taint")?;
         replace(scene, tainted)?;
         right_again("taints were removed")?;
