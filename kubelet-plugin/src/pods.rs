@@ -1,5 +1,5 @@
-//! Which claims running pods use, as the kubelet tells on its PodResources
-//! socket.
+//! Which claims running pods use, as the kubelet tells on its
+//! `PodResources` socket.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -25,9 +25,9 @@ use crate::pods;
 use crate::work::Outcome;
 
 /// How long a claim must be gone from the API before what it has is taken.
-const GONE: Duration = Duration::from_secs(600);
+const GONE: Duration = Duration::from_mins(10);
 /// The time between two rounds, ±20 %.
-const ROUND: Duration = Duration::from_secs(240);
+const ROUND: Duration = Duration::from_mins(4);
 
 impl Plugin {
     /// Removes what a crash left half written and reconciles once. To be

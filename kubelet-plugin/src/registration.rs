@@ -1,6 +1,6 @@
 //! How the kubelet gets to know the plugin: a socket in its registry folder.
 //!
-//! GetInfo is answered from memory, for the kubelet waits a second at most.
+//! `GetInfo` is answered from memory, for the kubelet waits a second at most.
 //! The socket is made anew when the kubelet does not register within 30 s, and
 //! when somebody removes it.
 

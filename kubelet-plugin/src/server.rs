@@ -74,8 +74,8 @@ impl Plugin {
             let is_unregistered = *state.borrow_and_update() != Registration::Registered;
             tokio::select! {
                 () = cancel.cancelled() => break Ok(()),
-                changed = changes.next() => {
-                    if let Err(error) = changed {
+                event = changes.next() => {
+                    if let Err(error) = event {
                         break Err(error);
                     }
                     if !dra_server.is_in_place() {
@@ -92,7 +92,7 @@ impl Plugin {
                         deadline = Instant::now() + REGISTRATION_TIME;
                     }
                 }
-                changed = state.changed() => if changed.is_err() { break Ok(()) },
+                said = state.changed() => if said.is_err() { break Ok(()) },
                 () = tokio::time::sleep_until(deadline), if is_unregistered => {
                     warn!("the kubelet has not registered this plugin; making the socket anew");
                     deadline = Instant::now() + REGISTRATION_TIME;

@@ -164,7 +164,7 @@ impl Machine {
             return Err(HardwareErrorKind::InsufficientResources);
         }
         // The hardware gives the lowest free id again.
-        let id = (1..).map(GpuInstanceId).find(|id| mig.instances.iter().all(|found| found.id != *id));
+        let id = (1..=64).map(GpuInstanceId).find(|id| mig.instances.iter().all(|found| found.id != *id));
         let id = id.ok_or(HardwareErrorKind::InsufficientResources)?;
         mig.instances.push(GpuInstance { id, profile, placement, compute_instances: Vec::new() });
         mig.instances.sort_by_key(|instance| instance.id);
@@ -254,10 +254,10 @@ impl ModelHardware {
     fn change<T>(
         &self,
         name: &'static str,
-        text: String,
+        text: &str,
         change: impl FnOnce(&mut Machine) -> Result<T, HardwareErrorKind>,
     ) -> Result<T, HardwareError> {
-        let error = |kind| HardwareError::new(text.clone(), kind);
+        let error = |kind| HardwareError::new(text, kind);
         self.fuse.run(
             || error(HardwareErrorKind::System),
             || {
@@ -269,7 +269,7 @@ impl ModelHardware {
                 }
                 let result = change(&mut machine).map_err(error);
                 if result.is_ok() {
-                    machine.changes.push(text.clone());
+                    machine.changes.push(text.to_owned());
                 }
                 result
             },
@@ -297,7 +297,7 @@ impl Hardware for ModelHardware {
     }
 
     fn set_mig_mode(&self, gpu: PciAddress, mode: MigMode) -> Result<(), HardwareError> {
-        self.change("set_mig_mode", format!("set MIG mode of {gpu}"), |machine| {
+        self.change("set_mig_mode", &format!("set MIG mode of {gpu}"), |machine| {
             let mig = machine.mig(gpu)?;
             if !mig.instances.is_empty() {
                 return Err(HardwareErrorKind::InUse);
@@ -320,7 +320,7 @@ impl Hardware for ModelHardware {
         drop(lock(&self.gate));
         self.change(
             "create_gpu_instance",
-            format!("create GPU instance at {} of {gpu}", placement.start),
+            &format!("create GPU instance at {} of {gpu}", placement.start),
             |machine| machine.create(gpu, profile, placement.start),
         )
     }
@@ -332,7 +332,7 @@ impl Hardware for ModelHardware {
     ) -> Result<ComputeInstance, HardwareError> {
         self.change(
             "create_compute_instance",
-            format!("create compute instance in {} of {gpu}", instance.0),
+            &format!("create compute instance in {} of {gpu}", instance.0),
             |machine| machine.create_compute(gpu, instance),
         )
     }
@@ -345,7 +345,7 @@ impl Hardware for ModelHardware {
     ) -> Result<(), HardwareError> {
         self.change(
             "destroy_compute_instance",
-            format!("destroy compute instance in {} of {gpu}", instance.0),
+            &format!("destroy compute instance in {} of {gpu}", instance.0),
             |machine| {
                 let mig = machine.mig(gpu)?;
                 let found = mig.instances.iter_mut().find(|found| found.id == instance);
@@ -359,7 +359,7 @@ impl Hardware for ModelHardware {
     fn destroy_gpu_instance(&self, gpu: PciAddress, instance: GpuInstanceId) -> Result<(), HardwareError> {
         self.change(
             "destroy_gpu_instance",
-            format!("destroy GPU instance {} of {gpu}", instance.0),
+            &format!("destroy GPU instance {} of {gpu}", instance.0),
             |machine| {
                 let mig = machine.mig(gpu)?;
                 let at = mig.instances.iter().position(|found| found.id == instance);

@@ -64,8 +64,10 @@ fn a_claim_that_may_not_be_prepared_says_why() {
     assert!(resolve(&good()).is_ok());
     assert!(with(&|claim| claim.metadata.uid = Some("uid-2".to_owned())).contains("replaced by another"));
     assert!(
-        with(&|claim| claim.metadata.deletion_timestamp = Some(Time(Default::default())))
-            .contains("being deleted")
+        with(
+            &|claim| claim.metadata.deletion_timestamp = Some(Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH))
+        )
+        .contains("being deleted")
     );
     assert!(with(&|claim| claim.status = None).contains("not allocated"));
     assert!(

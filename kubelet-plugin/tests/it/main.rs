@@ -1,7 +1,7 @@
 //! The plugin on a machine in memory and real files: what the kubelet sees,
 //! and what is left when it is killed.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod crash;
 mod outputs;

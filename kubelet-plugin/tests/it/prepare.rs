@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use kerf_dra_driver::hardware::HardwareErrorKind;
 use kerf_kubelet_plugin::testing::{Fuse, ModelHardware, claim, partition};
+use kerf_kubelet_plugin::{ClaimSource, Files, HostFiles, Plugin};
 
 use super::{node, pci, prepare, unprepare, whole};
 
@@ -149,6 +150,7 @@ async fn many_claims_at_once_are_each_prepared_once() {
 }
 
 #[tokio::test]
+#[expect(clippy::await_holding_lock, reason = "the guard is what makes another thread hang")]
 async fn a_caller_that_stops_waiting_cancels_nothing_and_a_hanging_gpu_holds_up_nobody_else() {
     let root = tempfile::tempdir().unwrap();
     let node = node(&root);
@@ -258,4 +260,79 @@ async fn garbage_in_a_config_fails_its_claim_alone() {
     }
     with("other.example.com", "x".repeat(10 * 1024).into());
     prepare(&plugin, "c").await.unwrap();
+}
+
+/// The machine's files, with every call that waits for the disk written down.
+#[derive(Debug, Default)]
+struct Syncs(std::sync::Mutex<Vec<String>>);
+
+impl Syncs {
+    fn note(&self, path: &std::path::Path) {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        self.0.lock().unwrap().push(name.split_once("_").map_or(name, |(name, _)| name).to_owned());
+    }
+}
+
+impl Files for Syncs {
+    fn read(&self, path: &std::path::Path) -> std::io::Result<Vec<u8>> {
+        HostFiles.read(path)
+    }
+
+    fn list(&self, folder: &std::path::Path) -> std::io::Result<Vec<String>> {
+        HostFiles.list(folder)
+    }
+
+    fn create_folder(&self, folder: &std::path::Path) -> std::io::Result<()> {
+        HostFiles.create_folder(folder)
+    }
+
+    fn write_synced(&self, path: &std::path::Path, content: &[u8], mode: u32) -> std::io::Result<()> {
+        self.note(path);
+        HostFiles.write_synced(path, content, mode)
+    }
+
+    fn rename(&self, from: &std::path::Path, to: &std::path::Path) -> std::io::Result<()> {
+        HostFiles.rename(from, to)
+    }
+
+    fn remove(&self, path: &std::path::Path) -> std::io::Result<()> {
+        HostFiles.remove(path)
+    }
+
+    fn sync_folder(&self, folder: &std::path::Path) -> std::io::Result<()> {
+        self.note(folder);
+        HostFiles.sync_folder(folder)
+    }
+}
+
+#[tokio::test]
+async fn the_disk_is_waited_for_as_often_as_a_power_cut_demands_and_not_more() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    node.claims.put(claim("gpu", &[("r", whole(3))]));
+    node.claims.put(claim("mig", &[("r", partition(pci(1), "1g.10gb", 4))]));
+    let files = Arc::new(Syncs::default());
+    let inventory = node.machine.lock().unwrap().inventory.clone();
+    let plugin = Plugin::with_files(
+        node.config(),
+        Arc::new(ModelHardware::new(Arc::clone(&node.machine), Fuse::none())),
+        Arc::clone(&node.claims) as Arc<dyn ClaimSource>,
+        tokio::sync::watch::Sender::new(Some(Arc::new(inventory))).subscribe(),
+        Arc::clone(&files) as Arc<dyn Files>,
+    )
+    .unwrap();
+    let waits = || {
+        // Journal and CDI are written side by side.
+        let mut waits = std::mem::take(&mut *files.0.lock().unwrap());
+        waits.sort();
+        waits
+    };
+    prepare(&plugin, "gpu").await.unwrap();
+    assert_eq!(waits(), [".gpu-uid", ".k8s.gpu.nvidia.com-claim", "claims"]);
+    // Intent with its folder, the GPU instance, completion with its folder.
+    prepare(&plugin, "mig").await.unwrap();
+    assert_eq!(
+        waits(),
+        [".k8s.gpu.nvidia.com-claim", ".mig-uid", ".mig-uid", ".mig-uid", "claims", "claims"]
+    );
 }

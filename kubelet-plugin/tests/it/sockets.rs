@@ -21,7 +21,7 @@ use tonic::transport::{Channel, Endpoint};
 use super::{node, pci, whole};
 
 /// Generous: it is reached only by a failure.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_mins(1);
 
 async fn connect(path: &Path) -> Option<Channel> {
     let path = path.to_owned();
@@ -142,10 +142,10 @@ async fn a_stale_socket_and_one_that_is_removed_are_made_anew() {
     let served = serve(&root, node.plugin(&Fuse::none()).unwrap());
     register(&served).await;
     for removed in [&served.registration, &served.dra] {
-        let mut state = served.plugin.registration();
-        state.mark_unchanged();
+        let mut known = served.plugin.registration();
+        known.mark_unchanged();
         std::fs::remove_file(removed).unwrap();
-        tokio::time::timeout(LIMIT, state.wait_for(|state| *state == Registration::Waiting))
+        tokio::time::timeout(LIMIT, known.wait_for(|state| *state == Registration::Waiting))
             .await
             .unwrap()
             .unwrap();
