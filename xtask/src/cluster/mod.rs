@@ -91,6 +91,7 @@ impl Cluster {
         cgroups::ensure(&layout)?;
         if !settings.gpus.is_empty() {
             emulator::ensure(&layout.emulator(), &layout.emulator_done(), &settings.gpus)?;
+            mounts::share(&layout.emulator())?;
         }
 
         let cluster = Self { layout, settings, programs };

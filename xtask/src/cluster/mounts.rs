@@ -6,7 +6,18 @@ use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
-use rustix::mount::{UnmountFlags, unmount};
+use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_bind, mount_change, unmount};
+
+/// Makes a folder one from which containers may follow what is mounted below
+/// it later. A machine's `/` allows that under systemd, and only there.
+pub(crate) fn share(folder: &Path) -> Result<()> {
+    if below(&[folder])?.iter().any(|point| point == folder) {
+        return Ok(());
+    }
+    mount_bind(folder, folder)
+        .and_then(|()| mount_change(folder, MountPropagationFlags::SHARED))
+        .with_context(|| format!("cannot share mounts below {}", folder.display()))
+}
 
 /// Unmounts all at or below `folders`, the latest first.
 ///
