@@ -151,6 +151,7 @@ async fn serve(arguments: NodeArguments) -> Result<()> {
     let stop = cancel.clone();
     part(&mut parts, "the kubelet's side", async move {
         serving.start().await.context("what a former process left cannot be settled")?;
+        serving.listen(stop.clone()).context("GPUs cannot be listened to")?;
         let mut tasks = JoinSet::new();
         let (reconciling, until) = (serving.clone(), stop.clone());
         tasks.spawn(async move { reconciling.keep_reconciled(until).await });

@@ -140,7 +140,7 @@ impl Owner {
             let mut troubles = Vec::new();
             if read_at <= Instant::now() {
                 read_at = match self.read().await {
-                    Ok(()) => Instant::now() + jittered(REREAD),
+                    Ok(pause) => Instant::now() + jittered(pause),
                     Err(trouble) => {
                         troubles.push(trouble);
                         Instant::now() + retry_after(failures)
@@ -202,8 +202,9 @@ impl Owner {
         });
     }
 
-    /// Reads the hardware, and what of it is foreign.
-    async fn read(&mut self) -> Result<(), String> {
+    /// Reads the hardware, and what of it is foreign. The answer is how long
+    /// that may be believed without an event.
+    async fn read(&mut self) -> Result<Duration, String> {
         let plugin = self.plugin.clone();
         // A reading that took longer than its budget is waited for, not
         // repeated: the driver hangs already.
@@ -214,8 +215,12 @@ impl Owner {
         self.reading = None;
         match observed.map_err(|error| format!("reading the GPUs ended by itself: {error}"))? {
             Ok(observed) => {
-                for unreadable in &observed.inventory.unreadable {
-                    warn!(index = unreadable.index, error = unreadable.error, "a GPU cannot be read");
+                let unreadable = observed.inventory.unreadable.clone();
+                let known = self.channels.inventory.borrow().clone();
+                if known.is_none_or(|known| known.unreadable != unreadable) {
+                    for gpu in &unreadable {
+                        warn!(index = gpu.index, error = gpu.error, "a GPU cannot be read");
+                    }
                 }
                 self.foreign = observed.foreign;
                 self.is_lost = false;
@@ -224,7 +229,8 @@ impl Owner {
                     *last = Some(observed.inventory);
                     changed
                 });
-                Ok(())
+                // A GPU that comes back does not say so.
+                Ok(if unreadable.is_empty() { REREAD } else { LAST_RETRY })
             }
             Err(error) => {
                 self.is_lost = true;

@@ -100,6 +100,8 @@ pub struct Machine {
     pub failures: VecDeque<(&'static str, HardwareErrorKind)>,
     /// Every call that changed something, in order.
     pub changes: Vec<String>,
+    /// What GPUs report next.
+    pub events: VecDeque<HardwareEvent>,
 }
 
 impl Machine {
@@ -114,6 +116,7 @@ impl Machine {
             },
             failures: VecDeque::new(),
             changes: Vec::new(),
+            events: VecDeque::new(),
         }))
     }
 
@@ -409,8 +412,11 @@ impl Hardware for ModelHardware {
     }
 
     fn wait_for_event(&self, timeout: Duration) -> Result<Option<HardwareEvent>, HardwareError> {
-        std::thread::sleep(timeout);
-        Ok(None)
+        let event = lock(&self.machine).events.pop_front();
+        if event.is_none() {
+            std::thread::sleep(timeout.min(Duration::from_millis(10)));
+        }
+        Ok(event)
     }
 }
 

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod crash;
+mod events;
 mod outputs;
 mod prepare;
 mod reconcile;
