@@ -98,6 +98,9 @@ pub struct Machine {
     pub inventory: Inventory,
     /// Calls that fail, by name, in order.
     pub failures: VecDeque<(&'static str, HardwareErrorKind)>,
+    /// What somebody else makes in the moment the next call fails: GPU, profile
+    /// and start of a GPU instance.
+    pub rival: Option<(PciAddress, u32, u32)>,
     /// Every call that changed something, in order.
     pub changes: Vec<String>,
     /// What GPUs report next.
@@ -115,6 +118,7 @@ impl Machine {
                 unreadable: Vec::new(),
             },
             failures: VecDeque::new(),
+            rival: None,
             changes: Vec::new(),
             events: VecDeque::new(),
         }))
@@ -268,6 +272,9 @@ impl ModelHardware {
                 if let Some(at) = machine.failures.iter().position(|(call, _)| *call == name)
                     && let Some((_, kind)) = machine.failures.remove(at)
                 {
+                    if let Some((gpu, profile, start)) = machine.rival.take() {
+                        machine.make_foreign(gpu, profile, start, false);
+                    }
                     return Err(error(kind));
                 }
                 let result = change(&mut machine).map_err(error);

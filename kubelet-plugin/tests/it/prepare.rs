@@ -78,7 +78,14 @@ async fn a_create_that_fails_leaves_nothing_and_never_takes_a_later_foreigner_fo
         assert!(node.machine.lock().unwrap().instances(pci(1)).is_empty());
         assert!(node.files("plugin/state/claims").is_empty());
     }
-    node.machine.lock().unwrap().make_foreign(pci(1), 19, 4, false);
+    // Somebody else is faster: NVML says no, and what is there is theirs.
+    {
+        let mut machine = node.machine.lock().unwrap();
+        machine.failures.push_back(("create_gpu_instance", HardwareErrorKind::InsufficientResources));
+        machine.rival = Some((pci(1), 19, 4));
+    }
+    prepare(&plugin, "c").await.unwrap_err();
+    assert_eq!(node.machine.lock().unwrap().instances(pci(1)).len(), 1);
     let error = prepare(&plugin, "c").await.unwrap_err();
     assert!(error.contains("did not make"), "{error}");
     unprepare(&plugin, "c").await.unwrap();
