@@ -14,6 +14,11 @@ pub const NAMESPACE: &str = "kerf-system";
 /// The release's name, and the label by which its pods are found.
 const RELEASE: &str = "kerf";
 
+/// Where kerf's container has the emulated machine's root, all of it writable:
+/// it is the emulated kernel that changes `/proc` there, while the chart gives
+/// kerf its `/proc` to read only.
+const EMULATOR: &str = "/nvidia-emulator";
+
 /// The emulated GPUs of the run. On Ampere kerf keeps the MIG mode it finds.
 pub const GPUS: [&str; 4] = ["h100-80", "h100-80", "a100-40:mig=on", "a30:mig=on"];
 
@@ -40,9 +45,9 @@ pub(crate) fn install(cluster: &Cluster, values: Values) -> Result<()> {
         "kubeletRoot": cluster.kubelet_root(),
         "cdiRoot": cluster.cdi_dir(),
         "extraMounts": [format!("{}:/run/nvidia-emulator", path("state"))],
-        "extraEnv": [{ "name": "NVIDIA_EMULATOR_ROOT", "value": root }],
+        "extraEnv": [{ "name": "NVIDIA_EMULATOR_ROOT", "value": EMULATOR }],
         "extraVolumes": [{ "name": "emulator", "hostPath": { "path": root, "type": "Directory" } }],
-        "extraVolumeMounts": [{ "name": "emulator", "mountPath": root }],
+        "extraVolumeMounts": [{ "name": "emulator", "mountPath": EMULATOR }],
         // The tag stays while the image changes; this makes the pods follow.
         "podAnnotations": { "gpu.kerf.dev/image": fingerprint(&paths::images().join("kerf.tar"))? },
     });
