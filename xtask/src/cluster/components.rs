@@ -249,5 +249,8 @@ fn kubelet(layout: &Layout, settings: &Settings) -> serde_json::Value {
         },
         // Tests kill containers and wait for the next ones.
         "crashLoopBackOff": { "maxContainerRestartPeriod": "2s" },
+        // A claim that could not be prepared is tried again only with the next
+        // look at its pod; a minute and a half by default.
+        "syncFrequency": "5s",
     })
 }
