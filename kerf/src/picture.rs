@@ -56,6 +56,12 @@ fn draw_gpu(out: &mut String, gpu: &GpuStatus) {
         (slices, Some(claims)) => draw_boxes(out, &[Part::whole(slices, Some(claims))]),
         (slices, None) => draw_boxes(out, &parts(slices, &gpu.partitions)),
     }
+    // A claim's name seldom fits into a slice's width.
+    for partition in &gpu.partitions {
+        let Some(claim) = &partition.held_by else { continue };
+        let (profile, start) = (&partition.profile, partition.placement.start);
+        line(out, format_args!("  {profile} at {start}: {claim}"));
+    }
     for condition in &gpu.conditions {
         line(out, format_args!("  ! {condition}"));
     }
@@ -207,6 +213,7 @@ gpu-0000-17-00-0   NVIDIA H100 80GB HBM3   79.6 GiB   MIG on
   │3g.40gb                            │        │        │1g.10gb │        │
   │team/train                         │        │        │foreign │        │
   └───────────────────────────────────┴────────┴────────┴────────┴────────┘
+  3g.40gb at 0: team/train
   ! whole GPU not allocatable: a partition kerf did not make
 
 gpu-0000-65-00-0   NVIDIA L4   79.6 GiB

@@ -3,10 +3,13 @@
 
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod classes;
 pub mod cluster;
 pub mod codegen;
 mod debian;
+pub mod demo;
+pub mod driver;
 pub mod emulator;
 pub mod exec;
 mod files;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 use xtask::cluster::{self, Cluster};
-use xtask::{classes, codegen, image, suite};
+use xtask::{bench, classes, codegen, demo, image, suite};
 
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", about = "Everything repeatable of this repository")]
@@ -17,8 +17,16 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Bring up a cluster with emulated GPUs and show what kerf does there.
+    Demo {
+        /// Leave the cluster up, to go on by hand.
+        #[arg(long)]
+        keep: bool,
+    },
     /// Run every check and test, on a cluster of its own.
     Test,
+    /// Print what kerf costs: memory, size, start and prepare times.
+    Bench,
     /// A stock one-node Kubernetes cluster without Docker.
     #[command(subcommand)]
     Cluster(ClusterCommand),
@@ -79,7 +87,9 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> anyhow::Result<()> {
     match command {
+        Command::Demo { keep } => demo::run(keep),
         Command::Test => suite::run(),
+        Command::Bench => bench::run(),
         Command::Cluster(ClusterCommand::Up { name, gpus }) => {
             Cluster::up(&cluster::Options { name: name.name.clone(), gpus })?;
             cluster::status(&name.name)

@@ -7,12 +7,11 @@
 
 #![forbid(unsafe_code)]
 
-mod driver;
 mod runner;
 mod scene;
 mod wait;
 
-pub use driver::{GPUS, NAMESPACE, Values};
 pub use runner::{Case, Needs, main};
 pub use scene::Scene;
 pub use wait::{LIMIT, wait_until};
+pub use xtask::driver::{GPUS, NAMESPACE, Values};

@@ -6,9 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use xtask::cluster::{Cluster, Options};
-use xtask::{image, suite};
+use xtask::{driver, image, suite};
 
-use crate::driver;
 use crate::scene::Scene;
 
 /// A test: the sentence that it proves, and how.

@@ -10,9 +10,9 @@ use k8s_openapi::api::core::v1::Pod;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use xtask::cluster::Cluster;
+use xtask::driver::{self, Values};
 use xtask::{exec, paths};
 
-use crate::driver::{self, Values};
 use crate::{LIMIT, wait_until};
 
 /// What cases make that holds devices or makes pods.

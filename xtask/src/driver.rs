@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::Path;
 
+use crate::cluster::Cluster;
+use crate::{exec, image, paths};
 use anyhow::{Context as _, Result};
 use serde_json::{Map, Value, json};
-use xtask::cluster::Cluster;
-use xtask::{exec, image, paths};
 
 /// Where the chart is installed.
 pub const NAMESPACE: &str = "kerf-system";
@@ -19,20 +19,20 @@ const RELEASE: &str = "kerf";
 /// kerf its `/proc` to read only.
 const EMULATOR: &str = "/nvidia-emulator";
 
-/// The emulated GPUs of the run. On Ampere kerf keeps the MIG mode it finds.
+/// The emulated GPUs of tests and stories. On Ampere kerf keeps the MIG mode it finds.
 pub const GPUS: [&str; 4] = ["h100-80", "h100-80", "a100-40:mig=on", "a30:mig=on"];
 
-/// Values of the chart that a case sets on top of those every case needs.
+/// Values of the chart, on top of those that the emulated driver needs.
 pub type Values = Map<String, Value>;
 
 /// Makes kerf's image and gives it to the node.
-pub(crate) fn import(cluster: &Cluster) -> Result<()> {
+pub fn import(cluster: &Cluster) -> Result<()> {
     cluster.import(&image::kerf()?)
 }
 
 /// Installs the chart, or changes it to `values`; returns when every object of
 /// it is ready.
-pub(crate) fn install(cluster: &Cluster, values: Values) -> Result<()> {
+pub fn install(cluster: &Cluster, values: Values) -> Result<()> {
     let root = cluster.emulator_root().context("the cluster has no emulated GPUs")?;
     let path = |part: &str| root.join(part).display().to_string();
     let (repository, tag) = image::KERF.rsplit_once(':').context("the image has no tag")?;
@@ -64,7 +64,7 @@ pub(crate) fn install(cluster: &Cluster, values: Values) -> Result<()> {
 }
 
 /// What kerf's pods have logged, those that were restarted included.
-pub(crate) fn logs(cluster: &Cluster) -> String {
+pub fn logs(cluster: &Cluster) -> String {
     let selector = format!("--selector=app.kubernetes.io/instance={RELEASE}");
     let mut text = String::new();
     for previous in ["--previous=true", "--previous=false"] {

@@ -1,0 +1,137 @@
+//! `cargo xtask demo`: a cluster with emulated GPUs, kerf installed by its
+//! chart, and the stories of `demo/` told one after another: the node's
+//! picture before, during and after each, and what its containers see.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::cluster::{self, Cluster, Options};
+use crate::{driver, emulator, exec, image, paths};
+
+/// The cluster of the demo.
+const CLUSTER: &str = "demo";
+
+/// Only a hang takes this long.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A story: a folder of `demo/`, and the containers whose view it shows.
+struct Story {
+    folder: &'static str,
+    pod: &'static str,
+    containers: &'static [&'static str],
+}
+
+const STORIES: [Story; 3] = [
+    Story { folder: "whole-gpu", pod: "whole-gpu", containers: &["main"] },
+    Story { folder: "mig-on-demand", pod: "mig-on-demand", containers: &["main"] },
+    Story { folder: "several-slices", pod: "several-slices", containers: &["pair", "single"] },
+];
+
+/// Tells all stories. The cluster is taken down after them, unless `keep`.
+pub fn run(keep: bool) -> Result<()> {
+    emulator::build()?;
+    let (kerf, stub) = (image::kerf()?, image::cuda_stub()?);
+    let gpus = driver::GPUS.map(str::to_owned).to_vec();
+    let cluster = Cluster::up(&Options { name: CLUSTER.to_owned(), gpus })?;
+    let told = tell(&cluster, &[kerf, stub]);
+    if keep {
+        eprintln!();
+        eprintln!("the cluster stays: export KUBECONFIG={}", cluster.kubeconfig().display());
+        eprintln!("picture:           {}", picture_command(&cluster));
+        eprintln!("take it down:      cargo xtask cluster down --name {CLUSTER}");
+        return told;
+    }
+    let down = cluster::down(CLUSTER);
+    told.and(down)
+}
+
+fn tell(cluster: &Cluster, images: &[PathBuf]) -> Result<()> {
+    for archive in images {
+        cluster.import(archive)?;
+    }
+    driver::install(cluster, driver::Values::new())?;
+    say("kerf is installed; nothing runs yet");
+    show_picture(cluster)?;
+    for story in &STORIES {
+        let folder = paths::root().join("demo").join(story.folder);
+        say(&format!("{}: kubectl apply -f demo/{}", story.folder, story.folder));
+        exec::output(cluster.kubectl().arg("apply").arg("-f").arg(&folder))?;
+        exec::output(cluster.kubectl().args([
+            "wait",
+            "--for=condition=Ready",
+            &format!("pod/{}", story.pod),
+            &format!("--timeout={}s", LIMIT.as_secs()),
+        ]))
+        .with_context(|| format!("the pod of {} does not run", story.folder))?;
+        for container in story.containers {
+            eprintln!("$ kubectl logs {} -c {container}", story.pod);
+            let logs =
+                await_some(|| exec::output(cluster.kubectl().args(["logs", story.pod, "-c", container])))?;
+            eprint!("{logs}");
+        }
+        show_picture(cluster)?;
+        say(&format!("{}: kubectl delete -f demo/{}", story.folder, story.folder));
+        exec::output(cluster.kubectl().args(["delete", "--wait", "-f"]).arg(&folder))?;
+        let gone = Instant::now();
+        await_released(cluster)?;
+        eprintln!("everything it had is gone {:.1} s after its pod", gone.elapsed().as_secs_f64());
+    }
+    show_picture(cluster)
+}
+
+fn say(text: &str) {
+    eprintln!();
+    eprintln!("━━ {text}");
+}
+
+/// `kerf status` on the node, which is this machine.
+fn status(cluster: &Cluster) -> Command {
+    let mut command = Command::new(paths::release().join("kerf"));
+    command.arg("status").arg("--kubelet-root").arg(cluster.kubelet_root());
+    command
+}
+
+fn picture_command(cluster: &Cluster) -> String {
+    let command = status(cluster);
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+}
+
+fn show_picture(cluster: &Cluster) -> Result<()> {
+    eprint!("{}", exec::output(&mut status(cluster))?);
+    Ok(())
+}
+
+/// Waits until no claim holds anything of the node.
+fn await_released(cluster: &Cluster) -> Result<()> {
+    await_some(|| {
+        let text = exec::output(status(cluster).arg("--json"))?;
+        let status: serde_json::Value = serde_json::from_str(&text)?;
+        let gpus = status["gpus"].as_array().context("a status has GPUs")?;
+        let held = |gpu: &serde_json::Value| {
+            let is_empty = |key: &str| gpu[key].as_array().is_none_or(Vec::is_empty);
+            !is_empty("heldBy") || !is_empty("partitions")
+        };
+        Ok(if gpus.iter().any(held) { String::new() } else { text })
+    })
+    .map(drop)
+}
+
+/// Asks until the answer says something.
+fn await_some(ask: impl Fn() -> Result<String>) -> Result<String> {
+    let started = Instant::now();
+    loop {
+        let answer = ask()?;
+        if !answer.trim().is_empty() {
+            return Ok(answer);
+        }
+        if started.elapsed() > LIMIT {
+            bail!("nothing came of it in {} s", LIMIT.as_secs());
+        }
+        sleep(Duration::from_millis(200));
+    }
+}
