@@ -2,11 +2,46 @@
 //! What it had begun is finished or undone, and nothing else is touched.
 
 use anyhow::{Context as _, Result, ensure};
-use kerf_e2e::{LIMIT, Scene, wait_until};
+use kerf_e2e::{Case, LIMIT, Needs, Scene, wait_until};
 use serde_json::Value;
 
 use crate::ground::{self, Instance};
 use crate::workload::{self, Workload};
+
+/// The cases of this file.
+pub(crate) const CASES: &[Case] = &[
+    Case {
+        name: "kerf dies before or after each call of prepare, and the pod runs",
+        needs: Needs::Driver,
+        run: died_in_prepare,
+    },
+    Case {
+        name: "kerf dies before or after each call of unprepare, and nothing is left",
+        needs: Needs::Driver,
+        run: died_in_unprepare,
+    },
+    Case {
+        name: "kerf is killed at each journal state of prepare, and the pod runs or is cleaned up",
+        needs: Needs::Driver,
+        run: killed_in_prepare,
+    },
+    Case {
+        name: "kerf is killed at each journal state of unprepare, and nothing is left",
+        needs: Needs::Driver,
+        run: killed_in_unprepare,
+    },
+    Case {
+        name: "kerf dies before or after a GPU changes its mode, and the pod runs",
+        needs: Needs::Driver,
+        run: died_changing_mode,
+    },
+    Case {
+        name: "pods deleted by force and claims deleted under pods leave nothing",
+        needs: Needs::Driver,
+        run: withdrawn_pods,
+    },
+    Case { name: "a deleted namespace leaves nothing", needs: Needs::Driver, run: namespace_deleted },
+];
 
 /// The GPU whose partitions are made here; always in MIG mode.
 const GPU: usize = 2;
@@ -34,7 +69,8 @@ fn neighbour(scene: &Scene<'_>) -> Result<Vec<(usize, Instance)>> {
 fn await_restart(scene: &Scene<'_>, before: i32) -> Result<()> {
     wait_until("kerf was started again", LIMIT, || {
         Ok((ground::driver_restarts(scene)? > before).then_some(()))
-    })
+    })?;
+    ground::driver_serves(scene)
 }
 
 /// Runs pod `name` to its end on a kerf that died.
@@ -47,14 +83,13 @@ fn runs_and_ends(scene: &Scene<'_>, name: &str, foreign: &[(usize, Instance)]) -
     ground::await_nothing_left(scene, foreign)
 }
 
-pub(crate) fn died_in_prepare(scene: &Scene<'_>) -> Result<()> {
+fn died_in_prepare(scene: &Scene<'_>) -> Result<()> {
     ground::clean(scene, || {
         let foreign = neighbour(scene)?;
         for (call, when) in
             [(CREATE, "before"), (CREATE, "after"), (CREATE_COMPUTE, "before"), (CREATE_COMPUTE, "after")]
         {
             eprintln!("  dying {when} {call}");
-            ground::renew_driver(scene)?;
             let restarts = ground::driver_restarts(scene)?;
             fault(scene, call, when, "die")?;
             Workload::new("victim", CLASS).apply(scene)?;
@@ -66,14 +101,13 @@ pub(crate) fn died_in_prepare(scene: &Scene<'_>) -> Result<()> {
     })
 }
 
-pub(crate) fn died_in_unprepare(scene: &Scene<'_>) -> Result<()> {
+fn died_in_unprepare(scene: &Scene<'_>) -> Result<()> {
     ground::clean(scene, || {
         let foreign = neighbour(scene)?;
         for (call, when) in
             [(DESTROY_COMPUTE, "before"), (DESTROY_COMPUTE, "after"), (DESTROY, "before"), (DESTROY, "after")]
         {
             eprintln!("  dying {when} {call}");
-            ground::renew_driver(scene)?;
             let restarts = ground::driver_restarts(scene)?;
             Workload::new("victim", CLASS).run(scene)?;
             fault(scene, call, when, "die")?;
@@ -125,12 +159,11 @@ fn await_stop(scene: &Scene<'_>, stop: &Stop) -> Result<()> {
     })
 }
 
-pub(crate) fn killed_in_prepare(scene: &Scene<'_>) -> Result<()> {
+fn killed_in_prepare(scene: &Scene<'_>) -> Result<()> {
     ground::clean(scene, || {
         let foreign = neighbour(scene)?;
         for stop in &IN_PREPARE {
             for deleted in [false, true] {
-                ground::renew_driver(scene)?;
                 fault(scene, stop.call, stop.when, HANG)?;
                 Workload::new("victim", CLASS).apply(scene)?;
                 await_stop(scene, stop)?;
@@ -152,11 +185,10 @@ pub(crate) fn killed_in_prepare(scene: &Scene<'_>) -> Result<()> {
     })
 }
 
-pub(crate) fn killed_in_unprepare(scene: &Scene<'_>) -> Result<()> {
+fn killed_in_unprepare(scene: &Scene<'_>) -> Result<()> {
     ground::clean(scene, || {
         let foreign = neighbour(scene)?;
         for stop in &IN_UNPREPARE {
-            ground::renew_driver(scene)?;
             Workload::new("victim", CLASS).run(scene)?;
             fault(scene, stop.call, stop.when, HANG)?;
             scene.delete("pod/victim")?;
@@ -172,7 +204,7 @@ pub(crate) fn killed_in_unprepare(scene: &Scene<'_>) -> Result<()> {
     })
 }
 
-pub(crate) fn died_changing_mode(scene: &Scene<'_>) -> Result<()> {
+fn died_changing_mode(scene: &Scene<'_>) -> Result<()> {
     ground::clean(scene, || {
         for when in ["before", "after"] {
             eprintln!("  dying {when} the mode changes");
@@ -181,7 +213,6 @@ pub(crate) fn died_changing_mode(scene: &Scene<'_>) -> Result<()> {
             let here = workload::on_gpu(&pci);
             Workload::new("whole", "gpu.nvidia.com").choosing(&here).run(scene)?;
             workload::end(scene, "whole")?;
-            ground::renew_driver(scene)?;
             let restarts = ground::driver_restarts(scene)?;
             fault(scene, "nvmlDeviceSetMigMode", when, "die")?;
             Workload::new("victim", "mig-1g.10gb.nvidia.com").choosing(&here).apply(scene)?;
@@ -193,7 +224,7 @@ pub(crate) fn died_changing_mode(scene: &Scene<'_>) -> Result<()> {
     })
 }
 
-pub(crate) fn withdrawn_pods(scene: &Scene<'_>) -> Result<()> {
+fn withdrawn_pods(scene: &Scene<'_>) -> Result<()> {
     ground::clean(scene, || {
         let foreign = neighbour(scene)?;
         for (call, when) in [(CREATE, "before"), (CREATE, "after"), (CREATE_COMPUTE, "after")] {
@@ -228,7 +259,7 @@ pub(crate) fn withdrawn_pods(scene: &Scene<'_>) -> Result<()> {
     })
 }
 
-pub(crate) fn namespace_deleted(scene: &Scene<'_>) -> Result<()> {
+fn namespace_deleted(scene: &Scene<'_>) -> Result<()> {
     ground::clean(scene, || {
         let names = ["a", "b", "c"];
         for name in names {

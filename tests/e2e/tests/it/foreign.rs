@@ -3,10 +3,24 @@
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::resource::v1::Device;
-use kerf_e2e::{LIMIT, Scene, wait_until};
+use kerf_e2e::{Case, LIMIT, Needs, Scene, wait_until};
 
 use crate::ground::{self, Machine};
 use crate::workload::{self, Workload, on_gpu, with_uuid};
+
+/// The cases of this file.
+pub(crate) const CASES: &[Case] = &[
+    Case {
+        name: "foreign GPU instances are given to pods where they can be, and never touched",
+        needs: Needs::Driver,
+        run: never_touched,
+    },
+    Case {
+        name: "a whole GPU with a foreign instance waits until that is gone",
+        needs: Needs::Driver,
+        run: taints_the_whole,
+    },
+];
 
 /// The GPU of this case. It is in MIG mode from the beginning.
 const GPU: usize = 2;
@@ -15,7 +29,7 @@ fn uuid(device: &Device) -> Option<String> {
     device.attributes.as_ref()?.get("uuid")?.string.clone()
 }
 
-pub(crate) fn never_touched(scene: &Scene<'_>) -> Result<()> {
+fn never_touched(scene: &Scene<'_>) -> Result<()> {
     ground::clean(scene, || {
         let here = on_gpu(&Machine::of(scene)?.gpu(GPU)?.pci);
         let unchanged = |foreign: &[(usize, ground::Instance)], when: &str| {
@@ -65,7 +79,7 @@ pub(crate) fn never_touched(scene: &Scene<'_>) -> Result<()> {
     })
 }
 
-pub(crate) fn taints_the_whole(scene: &Scene<'_>) -> Result<()> {
+fn taints_the_whole(scene: &Scene<'_>) -> Result<()> {
     ground::clean(scene, || {
         let machine = Machine::of(scene)?;
         let (gpu, here) = (machine.gpu(0)?.device(), on_gpu(&machine.gpu(0)?.pci));

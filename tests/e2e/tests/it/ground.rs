@@ -8,7 +8,6 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use k8s_openapi::List;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use kerf_e2e::{LIMIT, NAMESPACE, Scene, Values, wait_until};
@@ -213,8 +212,8 @@ pub(crate) fn await_taints(scene: &Scene<'_>, device: &str, expected: &[&str]) -
 
 fn driver_pods(scene: &Scene<'_>) -> Result<Vec<Pod>> {
     let text = scene.kubectl(&["get", "pods", "--namespace", NAMESPACE, "--output=json"])?;
-    let list: List<Pod> = serde_json::from_str(&text)?;
-    Ok(list.items)
+    let mut list: Value = serde_json::from_str(&text)?;
+    Ok(serde_json::from_value(list["items"].take())?)
 }
 
 /// kerf's pod on the node, when it is ready.
@@ -233,6 +232,12 @@ pub(crate) fn driver_pod(scene: &Scene<'_>) -> Result<Pod> {
     })
 }
 
+/// Waits until the process that runs now is registered and has published. The
+/// pod's condition may still be that of the process before.
+pub(crate) fn driver_serves(scene: &Scene<'_>) -> Result<()> {
+    wait_until("kerf serves", LIMIT, || Ok((metric(scene, "kerf_ready")? > 0.5).then_some(())))
+}
+
 /// How often kerf's container was started again in its pod.
 pub(crate) fn driver_restarts(scene: &Scene<'_>) -> Result<i32> {
     let pods = driver_pods(scene)?;
@@ -242,16 +247,18 @@ pub(crate) fn driver_restarts(scene: &Scene<'_>) -> Result<i32> {
     Ok(statuses.sum())
 }
 
-/// Replaces kerf's pod, so that earlier deaths do not make the kubelet wait
-/// longer and longer before it starts the container again.
+/// Replaces kerf's pod.
 pub(crate) fn renew_driver(scene: &Scene<'_>) -> Result<()> {
     let pod = driver_pod(scene)?;
     let name = pod.metadata.name.context("the pod has no name")?;
     scene.kubectl(&["delete", "pod", &name, "--namespace", NAMESPACE, "--grace-period=5"])?;
     let uid = pod.metadata.uid;
-    wait_until("another pod of kerf is ready", LIMIT, || {
-        Ok((driver_pod(scene)?.metadata.uid != uid).then_some(()))
-    })
+    wait_until("kerf has another pod", LIMIT, || {
+        let pods = driver_pods(scene)?;
+        Ok((!pods.is_empty() && pods.iter().all(|pod| pod.metadata.uid != uid)).then_some(()))
+    })?;
+    driver_pod(scene)?;
+    driver_serves(scene)
 }
 
 /// Kills kerf's process as the kernel would for memory.
@@ -269,7 +276,7 @@ pub(crate) fn kill_driver(scene: &Scene<'_>) -> Result<()> {
 
 /// A number of kerf's `/metrics`.
 pub(crate) fn metric(scene: &Scene<'_>, name: &str) -> Result<f64> {
-    let pod = driver_pod(scene)?.metadata.name.context("the pod has no name")?;
+    let pod = driver_pods(scene)?.pop().and_then(|pod| pod.metadata.name).context("kerf has no pod")?;
     let path = format!("--raw=/api/v1/namespaces/{NAMESPACE}/pods/{pod}:9402/proxy/metrics");
     let text = scene.kubectl(&["get", &path])?;
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -280,6 +287,7 @@ pub(crate) fn metric(scene: &Scene<'_>, name: &str) -> Result<f64> {
 /// and leaves it like that however the case ends.
 pub(crate) fn clean(scene: &Scene<'_>, case: impl FnOnce() -> Result<()>) -> Result<()> {
     restore(scene)?;
+    driver_serves(scene)?;
     let outcome = case();
     if outcome.is_err() {
         // Before anything is mended: what was seen when it failed.

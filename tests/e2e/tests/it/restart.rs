@@ -3,12 +3,33 @@
 use std::fs;
 
 use anyhow::{Result, ensure};
-use kerf_e2e::{LIMIT, Scene, wait_until};
+use kerf_e2e::{Case, LIMIT, Needs, Scene, wait_until};
 use xtask::cluster::Component;
 use xtask::exec;
 
 use crate::ground;
 use crate::workload::{self, Workload};
+
+/// The cases of this file.
+pub(crate) const CASES: &[Case] = &[
+    Case {
+        name: "running pods notice nothing of a restart of the kubelet",
+        needs: Needs::Driver,
+        run: kubelet,
+    },
+    Case {
+        name: "running pods notice nothing of a crash of the kubelet",
+        needs: Needs::Driver,
+        run: killed_kubelet,
+    },
+    Case {
+        name: "running pods notice nothing of a restart of containerd",
+        needs: Needs::Driver,
+        run: containerd,
+    },
+    Case { name: "running pods notice nothing of another pod of kerf", needs: Needs::Driver, run: driver },
+    Case { name: "pods have their devices again after a reboot", needs: Needs::Driver, run: machine },
+];
 
 const PODS: [Workload<'_>; 3] = [
     Workload::new("whole", "gpu.nvidia.com"),
@@ -51,25 +72,25 @@ fn survives(scene: &Scene<'_>, restart: impl FnOnce() -> Result<()>) -> Result<(
     })
 }
 
-pub(crate) fn kubelet(scene: &Scene<'_>) -> Result<()> {
+fn kubelet(scene: &Scene<'_>) -> Result<()> {
     survives(scene, || scene.cluster.restart_kubelet())
 }
 
-pub(crate) fn killed_kubelet(scene: &Scene<'_>) -> Result<()> {
+fn killed_kubelet(scene: &Scene<'_>) -> Result<()> {
     survives(scene, || {
         scene.cluster.kill(Component::Kubelet)?;
         scene.cluster.restart_kubelet()
     })
 }
 
-pub(crate) fn containerd(scene: &Scene<'_>) -> Result<()> {
+fn containerd(scene: &Scene<'_>) -> Result<()> {
     survives(scene, || {
         scene.cluster.stop(Component::Containerd)?;
         scene.cluster.start(Component::Containerd)
     })
 }
 
-pub(crate) fn driver(scene: &Scene<'_>) -> Result<()> {
+fn driver(scene: &Scene<'_>) -> Result<()> {
     survives(scene, || ground::renew_driver(scene))
 }
 
@@ -94,7 +115,7 @@ fn reboot(scene: &Scene<'_>) -> Result<()> {
     scene.cluster.restart_kubelet()
 }
 
-pub(crate) fn machine(scene: &Scene<'_>) -> Result<()> {
+fn machine(scene: &Scene<'_>) -> Result<()> {
     ground::clean(scene, || {
         let mut before = Vec::new();
         for pod in PODS {

@@ -4,11 +4,25 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use kerf_e2e::{LIMIT, Scene, wait_until};
+use kerf_e2e::{Case, LIMIT, Needs, Scene, wait_until};
 use serde_json::{Value, json};
 
 use crate::ground;
 use crate::workload::{self, Workload};
+
+/// The cases of this file.
+pub(crate) const CASES: &[Case] = &[
+    Case {
+        name: "slices that somebody deletes or edits become right again",
+        needs: Needs::Driver,
+        run: become_right_again,
+    },
+    Case {
+        name: "an idle node writes no slice, and neither does a claim",
+        needs: Needs::Driver,
+        run: idle_is_silent,
+    },
+];
 
 /// How long an idle node is watched.
 const IDLE: Duration = Duration::from_secs(20);
@@ -59,7 +73,7 @@ fn at<'a>(slice: &'a mut Value, pointer: &str) -> Result<&'a mut Value> {
     slice.pointer_mut(pointer).with_context(|| format!("the slice has no {pointer}"))
 }
 
-pub(crate) fn become_right_again(scene: &Scene<'_>) -> Result<()> {
+fn become_right_again(scene: &Scene<'_>) -> Result<()> {
     ground::clean(scene, || {
         ground::driver_pod(scene)?;
         // A foreign instance gives the slices a taint that can be taken out.
@@ -141,7 +155,10 @@ pub(crate) fn become_right_again(scene: &Scene<'_>) -> Result<()> {
         };
         let mut slices =
             ground::slices(scene)?.into_iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?;
-        let tainted = slices.iter_mut().find(|slice| untainted(slice) > 0).context("no slice has a taint")?;
+        let tainted = slices
+            .iter_mut()
+            .find_map(|slice| (untainted(slice) > 0).then_some(slice))
+            .context("no slice has a taint")?;
         replace(scene, tainted)?;
         right_again("taints were removed")?;
 
@@ -195,7 +212,7 @@ fn revisions(scene: &Scene<'_>) -> Result<Vec<(Option<String>, Option<String>)>>
     Ok(slices.map(|slice| (slice.metadata.name, slice.metadata.resource_version)).collect())
 }
 
-pub(crate) fn idle_is_silent(scene: &Scene<'_>) -> Result<()> {
+fn idle_is_silent(scene: &Scene<'_>) -> Result<()> {
     ground::clean(scene, || {
         settled(scene)?;
         let before = (revisions(scene)?, ground::metric(scene, "kerf_slice_writes_total")?);

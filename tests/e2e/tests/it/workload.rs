@@ -42,7 +42,8 @@ impl<'a> Workload<'a> {
             "kind": "Pod",
             "metadata": { "name": name },
             "spec": {
-                "terminationGracePeriodSeconds": 0,
+                // Not 0: then the API server would not wait for the kubelet.
+                "terminationGracePeriodSeconds": 1,
                 "resourceClaims": [{ "name": "gpu", "resourceClaimTemplateName": name }],
                 "containers": [{
                     "name": "main",
