@@ -226,8 +226,8 @@ fn visible(stored: &[ResourceSlice]) -> Option<Vec<ResourceSliceSpec>> {
     complete.then(|| slices.iter().map(|slice| slice.spec.clone()).collect())
 }
 
-fn devices_of(specs: &[ResourceSliceSpec]) -> Vec<Device> {
-    specs.iter().flat_map(|spec| spec.devices.clone().unwrap_or_default()).collect()
+fn devices_of<S: std::borrow::Borrow<ResourceSliceSpec>>(specs: &[S]) -> Vec<Device> {
+    specs.iter().flat_map(|spec| spec.borrow().devices.clone().unwrap_or_default()).collect()
 }
 
 fn any_pool() -> impl Strategy<Value = DesiredPool> {

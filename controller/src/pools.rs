@@ -1,6 +1,8 @@
 //! The publisher's input: pools as they should be, before the API server has
 //! given them names, generations and owners.
 
+use std::sync::Arc;
+
 use k8s_openapi::api::resource::v1::ResourceSliceSpec;
 use kerf_dra_driver::names::DriverName;
 
@@ -31,9 +33,10 @@ impl DesiredPools {
 /// Takes slices as a layout makes them: each names its pool, and those of one
 /// pool stand in index order. The allocator reads slices by name, and names
 /// begin with the index. Driver, node and the pool's generation and count are
-/// filled in by the publisher.
-impl FromIterator<ResourceSliceSpec> for DesiredPools {
-    fn from_iter<T: IntoIterator<Item = ResourceSliceSpec>>(slices: T) -> Self {
+/// filled in by the publisher. Slices are shared, not copied: those of eight
+/// GPUs are megabytes.
+impl FromIterator<Arc<ResourceSliceSpec>> for DesiredPools {
+    fn from_iter<T: IntoIterator<Item = Arc<ResourceSliceSpec>>>(slices: T) -> Self {
         let mut pools: Vec<DesiredPool> = Vec::new();
         for slice in slices {
             match pools.iter_mut().find(|pool| pool.name == slice.pool.name) {
@@ -45,12 +48,18 @@ impl FromIterator<ResourceSliceSpec> for DesiredPools {
     }
 }
 
+impl FromIterator<ResourceSliceSpec> for DesiredPools {
+    fn from_iter<T: IntoIterator<Item = ResourceSliceSpec>>(slices: T) -> Self {
+        slices.into_iter().map(Arc::new).collect()
+    }
+}
+
 /// One pool as it should be. It has at least one slice: readers tell an empty
 /// pool from a missing one by it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DesiredPool {
     name: String,
-    slices: Vec<ResourceSliceSpec>,
+    slices: Vec<Arc<ResourceSliceSpec>>,
 }
 
 impl DesiredPool {
@@ -60,11 +69,12 @@ impl DesiredPool {
     }
 
     /// The slices in index order, at least one.
-    pub fn slices(&self) -> &[ResourceSliceSpec] {
+    pub fn slices(&self) -> &[Arc<ResourceSliceSpec>] {
         &self.slices
     }
 
-    pub(crate) fn slices_mut(&mut self) -> &mut [ResourceSliceSpec] {
-        &mut self.slices
+    /// The slices to be changed; what is shared is copied first.
+    pub(crate) fn slices_mut(&mut self) -> impl Iterator<Item = &mut ResourceSliceSpec> {
+        self.slices.iter_mut().map(Arc::make_mut)
     }
 }

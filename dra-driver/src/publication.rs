@@ -132,8 +132,10 @@ impl Publication {
         Next { write, remove, slices, list_at: decision.list_at, all }
     }
 
-    /// Takes over what was decided, once its records are stored.
-    pub fn take(&mut self, next: Next) {
+    /// Takes over what was decided, once its records are stored. The answer is
+    /// what to publish.
+    pub fn take(&mut self, next: Next) -> Vec<ResourceSliceSpec> {
         self.records = next.all;
+        next.slices
     }
 }

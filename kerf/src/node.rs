@@ -14,7 +14,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
-use kerf_controller::{DesiredPools, Identity, Publisher, PublishStatus};
+use kerf_controller::{DesiredPools, Identity, PublishStatus, Publisher};
 use kerf_dra_driver::inventory::Inventory;
 use kerf_dra_driver::model::Settings;
 use kerf_dra_driver::names::gpu_pool;
@@ -29,16 +29,22 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::prelude::*;
 
 use self::status_socket::StatusSocket;
 use crate::arguments::NodeArguments;
 
 /// Runs until SIGTERM or SIGINT, or until a part of it cannot go on.
 pub(crate) fn run(arguments: NodeArguments) -> Result<()> {
-    let filter = EnvFilter::try_new(&arguments.log_level)
+    // `Targets` reads the same text as the usual filter, less its patterns on
+    // fields, without a regular expression engine.
+    let filter: Targets = arguments
+        .log_level
+        .parse()
         .with_context(|| format!("`{}` is not a log level or filter", arguments.log_level))?;
-    tracing_subscriber::fmt().json().flatten_event(true).with_env_filter(filter).with_writer(std::io::stderr).init();
+    let lines = tracing_subscriber::fmt::layer().json().flatten_event(true).with_writer(std::io::stderr);
+    tracing_subscriber::registry().with(lines.with_filter(filter)).init();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -118,7 +124,8 @@ async fn serve(arguments: NodeArguments) -> Result<()> {
         stored: stored.subscribe(),
     };
     let (layout, trouble) = (channels.layout.subscribe(), channels.trouble.subscribe());
-    let owner = Owner::new(plugin.clone(), channels).context("the records of what was published cannot be read")?;
+    let owner =
+        Owner::new(plugin.clone(), channels).context("the records of what was published cannot be read")?;
     let desired = watch::Sender::new(None);
     let identity = Identity { driver: settings.driver.clone(), node: node_name.clone() };
     // One instance a node, so it always may: the chart's update strategy never
@@ -145,7 +152,8 @@ async fn serve(arguments: NodeArguments) -> Result<()> {
         socket.serve(move || report.json(), stop).await;
         Ok(())
     });
-    let readiness = keep_readiness(plugin.registration(), published.clone(), trouble, missing, cancel.clone());
+    let readiness =
+        keep_readiness(plugin.registration(), published.clone(), trouble, missing, cancel.clone());
     part(&mut parts, "readiness", readiness);
     let serving = plugin.clone();
     let stop = cancel.clone();
@@ -199,7 +207,9 @@ async fn bridge(
     let mut last: Option<(Arc<NodeLayout>, Arc<DesiredPools>)> = None;
     loop {
         let layout = layouts.borrow_and_update().clone();
-        if let Some(layout) = layout.filter(|layout| last.as_ref().is_none_or(|(sent, _)| !Arc::ptr_eq(sent, layout))) {
+        if let Some(layout) =
+            layout.filter(|layout| last.as_ref().is_none_or(|(sent, _)| !Arc::ptr_eq(sent, layout)))
+        {
             let pools: Arc<DesiredPools> = Arc::new(layout.slices.iter().cloned().collect());
             last = Some((layout, Arc::clone(&pools)));
             desired.send_replace(Some(pools));
@@ -207,7 +217,9 @@ async fn bridge(
         let status = published.borrow_and_update().clone();
         stored.send_if_modified(|stored| {
             let is_last = |pools: &Arc<DesiredPools>| {
-                last.as_ref().filter(|(_, sent)| Arc::ptr_eq(sent, pools)).map(|(layout, _)| Arc::clone(layout))
+                last.as_ref()
+                    .filter(|(_, sent)| Arc::ptr_eq(sent, pools))
+                    .map(|(layout, _)| Arc::clone(layout))
             };
             let layout = status.stored.as_ref().and_then(is_last);
             // Once found missing, they are not hoped for again: what is
@@ -287,8 +299,12 @@ impl Report {
             let published = self.published.borrow();
             (published.generation, published.slices)
         };
-        let devices: Vec<_> =
-            layout.iter().flat_map(|layout| &layout.slices).filter_map(|slice| slice.devices.clone()).flatten().collect();
+        let devices: Vec<_> = layout
+            .iter()
+            .flat_map(|layout| &layout.slices)
+            .filter_map(|slice| slice.devices.clone())
+            .flatten()
+            .collect();
         let entries = journal.entries.values().map(AsRef::as_ref);
         let status = NodeStatus {
             node: self.settings.node.clone(),
@@ -306,7 +322,11 @@ impl Report {
 fn parse_mount(text: &str) -> Result<ExtraMount> {
     let (host_path, container_path) = text
         .split_once(':')
-        .filter(|(host, container)| host.starts_with('/') && container.starts_with('/') && !container.contains(':'))
-        .ok_or_else(|| anyhow!("--extra-mount `{text}` is not HOST_PATH:CONTAINER_PATH with two absolute paths"))?;
+        .filter(|(host, container)| {
+            host.starts_with('/') && container.starts_with('/') && !container.contains(':')
+        })
+        .ok_or_else(|| {
+            anyhow!("--extra-mount `{text}` is not HOST_PATH:CONTAINER_PATH with two absolute paths")
+        })?;
     Ok(ExtraMount { host_path: host_path.to_owned(), container_path: container_path.to_owned() })
 }

@@ -33,8 +33,9 @@ use crate::view::JournalView;
 
 /// How long a reading of all GPUs may take before the last one is kept.
 const READ_BUDGET: Duration = Duration::from_secs(30);
-/// Events come in bursts: a partition is two of them.
-const SETTLE_EVENTS: Duration = Duration::from_millis(500);
+/// Events come in bursts: a partition is two of them, and a reading asks every
+/// GPU.
+const SETTLE_EVENTS: Duration = Duration::from_secs(1);
 /// How often the hardware is read without an event, ±20 %. A driver that is
 /// reloaded tells nobody.
 const REREAD: Duration = Duration::from_secs(300);
@@ -46,7 +47,7 @@ const LAST_RETRY: Duration = Duration::from_secs(30);
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeLayout {
     /// The pool's slices, in order.
-    pub slices: Vec<ResourceSliceSpec>,
+    pub slices: Vec<Arc<ResourceSliceSpec>>,
 }
 
 /// What the publisher says about it.
@@ -77,6 +78,24 @@ pub struct Channels {
     pub stored: watch::Receiver<Stored>,
 }
 
+/// Why the owner looks again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Woken {
+    /// The hardware may have changed.
+    Hardware,
+    /// Something else did, or it is time.
+    Other,
+}
+
+/// What of the journal bears on what is published: what keeps devices from
+/// being given out, and the held devices that are not just published as they
+/// are.
+#[derive(Debug, PartialEq, Eq, Default)]
+struct Bearing {
+    conditions: Conditions,
+    held: BTreeSet<DeviceName>,
+}
+
 /// The owner task.
 #[derive(Debug)]
 pub struct Owner {
@@ -94,6 +113,8 @@ pub struct Owner {
     must_list: bool,
     /// Whether the driver did not answer at the last reading.
     is_lost: bool,
+    /// What the last decision was made on.
+    decided_on: Bearing,
     reading: Option<JoinHandle<Result<Observed, ObserveError>>>,
 }
 
@@ -120,6 +141,7 @@ impl Owner {
             list: None,
             must_list,
             is_lost: false,
+            decided_on: Bearing::default(),
             reading: None,
         })
     }
@@ -160,27 +182,49 @@ impl Owner {
             // What failed is not tried again before its pause is over.
             list_at = list_at.map(|at| retry_at.map_or(at, |retry_at| at.max(retry_at)));
             let wake = [Some(read_at), list_at, retry_at].into_iter().flatten().min();
-            tokio::select! {
-                changed = self.hardware_changed.changed() => {
-                    if changed.is_err() {
-                        return;
-                    }
-                    sleep(SETTLE_EVENTS).await;
-                    self.hardware_changed.mark_unchanged();
-                    read_at = Instant::now();
-                }
-                changed = self.journal.changed() => {
-                    if changed.is_err() {
-                        return;
-                    }
-                }
-                changed = self.channels.stored.changed() => {
-                    if changed.is_err() {
-                        return;
-                    }
-                }
-                () = sleep_until(wake.unwrap_or(read_at)) => {}
+            let Some(reason) = self.woken(wake.unwrap_or(read_at)).await else { return };
+            if reason == Woken::Hardware {
+                sleep(SETTLE_EVENTS).await;
+                self.hardware_changed.mark_unchanged();
+                read_at = Instant::now();
             }
+        }
+    }
+
+    /// Waits until something is new that bears on what is published; nothing
+    /// once the plugin is gone.
+    async fn woken(&mut self, at: Instant) -> Option<Woken> {
+        loop {
+            tokio::select! {
+                changed = self.hardware_changed.changed() => return changed.is_ok().then_some(Woken::Hardware),
+                changed = self.channels.stored.changed() => return changed.is_ok().then_some(Woken::Other),
+                () = sleep_until(at) => return Some(Woken::Other),
+                changed = self.journal.changed() => {
+                    changed.ok()?;
+                    let view = Arc::clone(&self.journal.borrow_and_update());
+                    // Most claims come and go without a trace here.
+                    if self.bearing(&view) != self.decided_on {
+                        return Some(Woken::Other);
+                    }
+                }
+            }
+        }
+    }
+
+    /// What of the journal bears on what is published.
+    fn bearing(&self, view: &JournalView) -> Bearing {
+        let inventory = self.channels.inventory.borrow().clone().unwrap_or_default();
+        let is_plain = |name: &DeviceName| {
+            let record = self.publication.records().find(|record| name.gpu() == Some(record.pci));
+            record.is_some_and(|record| {
+                record.leaving().next().is_none()
+                    && record.foreign.is_empty()
+                    && record.devices.get(name).is_some_and(|published| !published.contested)
+            })
+        };
+        Bearing {
+            conditions: conditions(view, &inventory, self.publication.records()),
+            held: view.held().map(|(name, _)| name).filter(|name| !is_plain(name)).cloned().collect(),
         }
     }
 
@@ -279,7 +323,7 @@ impl Owner {
             _ => false,
         };
         let held: BTreeSet<DeviceName> = view.held().map(|(device, _)| device.clone()).collect();
-        let next = self.publication.next(Knowledge {
+        let mut next = self.publication.next(Knowledge {
             settings: self.settings(),
             inventory: &inventory,
             foreign: &self.foreign,
@@ -290,18 +334,19 @@ impl Owner {
             counters: stored.counters,
             now,
         });
-        self.records.write_all(next.write.clone()).await?;
+        self.records.write_all(std::mem::take(&mut next.write)).await?;
         let list_at =
             next.list_at.map(|at| Instant::now() + Duration::from_millis(at.0.saturating_sub(now.0)));
         let removed = next.remove.clone();
-        let slices = next.slices.clone();
-        self.publication.take(next);
+        let slices = self.publication.take(next);
+        self.decided_on = self.bearing(&view);
         self.channels.layout.send_if_modified(|last| {
-            if last.as_ref().is_some_and(|last| last.slices == slices) {
+            let same = |last: &Arc<NodeLayout>| last.slices.iter().map(AsRef::as_ref).eq(&slices);
+            if last.as_ref().is_some_and(same) {
                 return false;
             }
             info!(slices = slices.len(), "the node's layout changed");
-            *last = Some(Arc::new(NodeLayout { slices }));
+            *last = Some(Arc::new(NodeLayout { slices: slices.into_iter().map(Arc::new).collect() }));
             true
         });
         for pci in removed {

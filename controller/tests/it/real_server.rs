@@ -108,7 +108,7 @@ async fn a_real_server_takes_and_keeps_the_slices_of_1_8_9_16_and_64_gpus() {
             let stored = &pools[pool.name()];
             assert_eq!(stored.len(), pool.slices().len());
             for (stored, sent) in stored.iter().zip(pool.slices()) {
-                let mut sent = sent.clone();
+                let mut sent = sent.as_ref().clone();
                 sent.pool = stored.spec.pool.clone();
                 assert!(same_spec(&sent, &stored.spec), "{sent:#?} became {:#?}", stored.spec);
             }
