@@ -288,6 +288,12 @@ pub(crate) fn metric(scene: &Scene<'_>, name: &str) -> Result<f64> {
 pub(crate) fn clean(scene: &Scene<'_>, case: impl FnOnce() -> Result<()>) -> Result<()> {
     restore(scene)?;
     driver_serves(scene)?;
+    wait_until("no device has a taint", LIMIT, || {
+        let devices = devices(scene)?;
+        let tainted: Vec<_> = devices.iter().filter(|(_, device)| !taints(device).is_empty()).collect();
+        ensure!(tainted.is_empty(), "{tainted:?}");
+        Ok((!devices.is_empty()).then_some(()))
+    })?;
     let outcome = case();
     if outcome.is_err() {
         // Before anything is mended: what was seen when it failed.

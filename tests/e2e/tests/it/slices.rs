@@ -12,10 +12,21 @@ use crate::workload::{self, Workload};
 
 /// The cases of this file.
 pub(crate) const CASES: &[Case] = &[
+    Case { name: "slices that are deleted, one or all, come back", needs: Needs::Driver, run: deleted },
     Case {
-        name: "slices that somebody deletes or edits become right again",
+        name: "slices whose devices, counters or generation are edited become right again",
         needs: Needs::Driver,
-        run: become_right_again,
+        run: edited,
+    },
+    Case {
+        name: "taints that others add or remove become right again",
+        needs: Needs::Driver,
+        run: tainted_by_others,
+    },
+    Case {
+        name: "slices that a stranger makes under our name go, those of other drivers stay",
+        needs: Needs::Driver,
+        run: strangers,
     },
     Case {
         name: "an idle node writes no slice, and neither does a claim",
@@ -73,101 +84,107 @@ fn at<'a>(slice: &'a mut Value, pointer: &str) -> Result<&'a mut Value> {
     slice.pointer_mut(pointer).with_context(|| format!("the slice has no {pointer}"))
 }
 
-fn become_right_again(scene: &Scene<'_>) -> Result<()> {
+/// Breaks slices and waits until they say again what they said. kerf is
+/// started anew before: it undoes a few changes at once and then fewer and
+/// fewer, so that somebody who edits for ever is not fought for ever.
+fn become_right_again(
+    scene: &Scene<'_>,
+    breakages: impl FnOnce(&dyn Fn(&str) -> Result<()>) -> Result<()>,
+) -> Result<()> {
     ground::clean(scene, || {
-        ground::driver_pod(scene)?;
-        // A foreign instance gives the slices a taint that can be taken out.
-        let machine = ground::Machine::of(scene)?;
-        let a30 = machine.gpu(3)?.device();
+        // Takes a taint along, which can be taken out.
         ground::make_foreign(scene, 3, &["--profile", "1g.6gb", "--no-ci"])?;
         wait_until("the slices have a taint", LIMIT, || {
-            let tainted = ground::devices(scene)?;
-            let tainted = tainted
-                .iter()
-                .filter(|(name, device)| name.starts_with(&a30) && ground::taints(device) == ["foreign"]);
-            Ok((tainted.count() > 0).then_some(()))
+            let devices = ground::devices(scene)?;
+            Ok(devices.values().any(|device| ground::taints(device) == ["foreign"]).then_some(()))
         })?;
-        let right = settled(scene)?;
-        let right_again = |what: &str| {
+        ground::renew_driver(scene)?;
+        let right = said(scene)?;
+        breakages(&|what| {
             wait_until(&format!("right again: {what}"), LIMIT, || Ok((said(scene)? == right).then_some(())))
-        };
+        })
+    })
+}
 
-        let name =
-            at(&mut slice_with(scene, "/spec/devices")?, "/metadata/name")?.as_str().map(str::to_owned);
-        scene.kubectl(&["delete", "resourceslice", &name.context("it has no name")?])?;
+fn deleted(scene: &Scene<'_>) -> Result<()> {
+    become_right_again(scene, |right_again| {
+        let slice = slice_with(scene, "/spec/devices")?;
+        let name = slice.pointer("/metadata/name").and_then(Value::as_str).context("it has no name")?;
+        scene.kubectl(&["delete", "resourceslice", name])?;
         right_again("one slice was deleted")?;
-
         // As the kubelet does when it starts.
         let fields = format!("fieldSelector=spec.nodeName={}", scene.cluster.node_name());
         let path = format!("--raw=/apis/resource.k8s.io/v1/resourceslices?{fields}");
         scene.kubectl(&["delete", &path])?;
-        right_again("all were deleted at once")?;
+        right_again("all were deleted at once")
+    })
+}
 
-        let edits: [(&str, &str, fn(&mut Value)); 5] = [
-            ("a device was removed", "/spec/devices/1", |devices| {
-                if let Some(devices) = devices.pointer_mut("/spec/devices").and_then(Value::as_array_mut) {
-                    devices.remove(1);
-                }
-            }),
-            ("counters were changed", "/spec/sharedCounters/0", |slice| {
-                if let Some(memory) = slice.pointer_mut("/spec/sharedCounters/0/counters/memory/value") {
-                    *memory = json!("1Ti");
-                }
-            }),
-            ("an attribute was changed", "/spec/devices/0/attributes", |slice| {
-                if let Some(kind) = slice.pointer_mut("/spec/devices/0/attributes/type/string") {
-                    *kind = json!("toaster");
-                }
-            }),
-            ("a taint was added", "/spec/devices/0", |slice| {
-                if let Some(device) = slice.pointer_mut("/spec/devices/0").and_then(Value::as_object_mut) {
-                    device.insert(
-                        "taints".to_owned(),
-                        json!([{ "key": "example.com/mine", "effect": "NoSchedule" }]),
-                    );
-                }
-            }),
-            ("the generation was raised", "/spec/pool", |slice| {
-                if let Some(generation) = slice.pointer_mut("/spec/pool/generation") {
-                    *generation = json!(generation.as_i64().unwrap_or(0) + 100);
-                }
-            }),
-        ];
+fn edited(scene: &Scene<'_>) -> Result<()> {
+    type Edit = fn(&mut Value) -> Option<()>;
+    let edits: [(&str, &str, Edit); 4] = [
+        ("a device was removed", "/spec/devices/1", |slice| {
+            slice.pointer_mut("/spec/devices")?.as_array_mut()?.remove(1);
+            Some(())
+        }),
+        ("counters were changed", "/spec/sharedCounters/0", |slice| {
+            *slice.pointer_mut("/spec/sharedCounters/0/counters/memory/value")? = json!("1Ti");
+            Some(())
+        }),
+        ("an attribute was changed", "/spec/devices/0/attributes/type", |slice| {
+            *slice.pointer_mut("/spec/devices/0/attributes/type/string")? = json!("toaster");
+            Some(())
+        }),
+        ("the generation was raised", "/spec/pool", |slice| {
+            let generation = slice.pointer_mut("/spec/pool/generation")?;
+            *generation = json!(generation.as_i64()? + 100);
+            Some(())
+        }),
+    ];
+    become_right_again(scene, |right_again| {
         for (what, pointer, edit) in edits {
-            let slice = slice_with(scene, pointer)?;
-            let mut edited = slice.clone();
-            edit(&mut edited);
-            ensure!(edited != slice, "nothing was edited where {what}");
-            replace(scene, &edited)?;
+            let mut slice = slice_with(scene, pointer)?;
+            edit(&mut slice).context(what)?;
+            replace(scene, &slice)?;
             right_again(what)?;
         }
+        Ok(())
+    })
+}
 
-        let untainted = |slice: &mut Value| {
-            let mut removed = 0;
-            for device in
-                slice.pointer_mut("/spec/devices").and_then(Value::as_array_mut).into_iter().flatten()
-            {
-                removed += usize::from(
-                    device.as_object_mut().is_some_and(|device| device.remove("taints").is_some()),
-                );
+fn tainted_by_others(scene: &Scene<'_>) -> Result<()> {
+    become_right_again(scene, |right_again| {
+        let mut slice = slice_with(scene, "/spec/devices/0")?;
+        let taints = json!([{ "key": "example.com/mine", "effect": "NoSchedule" }]);
+        at(&mut slice, "/spec/devices/0")?
+            .as_object_mut()
+            .context("a device is no object")?
+            .insert("taints".to_owned(), taints);
+        replace(scene, &slice)?;
+        right_again("a taint was added")?;
+
+        let mut found = false;
+        for slice in ground::slices(scene)? {
+            let mut slice = serde_json::to_value(slice)?;
+            let devices = slice.pointer_mut("/spec/devices").and_then(Value::as_array_mut);
+            let objects = devices.into_iter().flatten().filter_map(Value::as_object_mut);
+            if objects.filter_map(|device| device.remove("taints")).count() > 0 {
+                found = true;
+                replace(scene, &slice)?;
+                right_again("taints were removed")?;
             }
-            removed
-        };
-        let mut slices =
-            ground::slices(scene)?.into_iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?;
-        let tainted = slices
-            .iter_mut()
-            .find_map(|slice| (untainted(slice) > 0).then_some(slice))
-            .context("no slice has a taint")?;
-        replace(scene, tainted)?;
-        right_again("taints were removed")?;
-
-        strangers(scene, &right_again)
+        }
+        ensure!(found, "no slice has a taint");
+        Ok(())
     })
 }
 
 /// Slices under our name, or beside it, that somebody else makes.
-fn strangers(scene: &Scene<'_>, right_again: &dyn Fn(&str) -> Result<()>) -> Result<()> {
+fn strangers(scene: &Scene<'_>) -> Result<()> {
+    become_right_again(scene, |right_again| make_strangers(scene, right_again))
+}
+
+fn make_strangers(scene: &Scene<'_>, right_again: &dyn Fn(&str) -> Result<()>) -> Result<()> {
     let node = scene.cluster.node_name();
     let stranger = |name: &str, driver: &str, pool: &str| {
         json!({
@@ -193,20 +210,6 @@ fn strangers(scene: &Scene<'_>, right_again: &dyn Fn(&str) -> Result<()>) -> Res
     scene.kubectl(&["delete", "resourceslice", "e2e-other-driver"]).map(drop)
 }
 
-/// What the slices say once it has stopped changing: withdrawals take a while.
-fn settled(scene: &Scene<'_>) -> Result<Vec<Value>> {
-    let mut last = (said(scene)?, Instant::now());
-    wait_until("the slices have not changed for 5 s", LIMIT, || {
-        let now = said(scene)?;
-        if now != last.0 {
-            last = (now, Instant::now());
-        }
-        let leaving = |slice: &Value| slice.to_string().contains("withheld");
-        let over = last.1.elapsed() > Duration::from_secs(5) && !last.0.iter().any(leaving);
-        Ok(over.then(|| last.0.clone()))
-    })
-}
-
 fn revisions(scene: &Scene<'_>) -> Result<Vec<(Option<String>, Option<String>)>> {
     let slices = ground::slices(scene)?.into_iter();
     Ok(slices.map(|slice| (slice.metadata.name, slice.metadata.resource_version)).collect())
@@ -214,7 +217,6 @@ fn revisions(scene: &Scene<'_>) -> Result<Vec<(Option<String>, Option<String>)>>
 
 fn idle_is_silent(scene: &Scene<'_>) -> Result<()> {
     ground::clean(scene, || {
-        settled(scene)?;
         let before = (revisions(scene)?, ground::metric(scene, "kerf_slice_writes_total")?);
         let unchanged = |when: &str| -> Result<()> {
             let now = (revisions(scene)?, ground::metric(scene, "kerf_slice_writes_total")?);
