@@ -1,7 +1,14 @@
 //! The end-to-end tests, in the order in which they run.
 
+mod crash;
+mod foreign;
+mod ground;
+mod holding;
 mod plain;
 mod publishing;
+mod restart;
+mod slices;
+mod workload;
 
 use std::process::ExitCode;
 
@@ -21,5 +28,6 @@ const CASES: &[Case] = &[
 ];
 
 fn main() -> ExitCode {
-    kerf_e2e::main(CASES)
+    let cases = [CASES, slices::CASES, holding::CASES, foreign::CASES, crash::CASES, restart::CASES].concat();
+    kerf_e2e::main(&cases)
 }
