@@ -95,8 +95,7 @@ pub(crate) fn one_claim_for_two_pods(scene: &Scene<'_>) -> Result<()> {
 pub(crate) fn another_device_for_the_next_pod(scene: &Scene<'_>) -> Result<()> {
     for (round, class) in [("whole", WHOLE), ("slice", SMALL)] {
         let name = |part: &str| format!("{round}-{part}");
-        let (claim, before, between, after) =
-            (name("claim"), name("before"), name("between"), name("after"));
+        let (claim, before, between, after) = (name("claim"), name("before"), name("between"), name("after"));
         let user = |pod: &str| {
             let pod = Pod::new(pod).from_claim("claim", &claim).container("main", &["claim"]);
             pod.json().to_string()
@@ -188,7 +187,8 @@ fn await_rollout(scene: &Scene<'_>, replicas: usize) -> Result<Vec<String>> {
 }
 
 pub(crate) fn nothing_is_left_of_a_pod(scene: &Scene<'_>) -> Result<()> {
-    let devices = requests(&[request("gpu", WHOLE), request("one", SMALL), request("two", "mig-2g.20gb.nvidia.com")]);
+    let devices =
+        requests(&[request("gpu", WHOLE), request("one", SMALL), request("two", "mig-2g.20gb.nvidia.com")]);
     let template = manifest::template("all", &devices);
     let pod = Pod::new("pod").from_template("claim", "all");
     let pod = pod.container("main", &["claim"]).container("beside", &["claim/two"]);

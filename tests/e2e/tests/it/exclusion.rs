@@ -68,7 +68,8 @@ pub(crate) fn whole_and_partition_wait_for_one_gpu(scene: &Scene<'_>) -> Result<
     }
     scene.delete("pod/holder")?;
     let first = wait_until("one of the two runs", LIMIT, || {
-        let running = |pod: &&str| scene.get::<ApiPod>(&format!("pod/{pod}")).is_ok_and(|pod| is_running(pod.as_ref()));
+        let running =
+            |pod: &&str| scene.get::<ApiPod>(&format!("pod/{pod}")).is_ok_and(|pod| is_running(pod.as_ref()));
         Ok(["whole", "part"].into_iter().find(running))
     })?;
     let second = if first == "whole" { "part" } else { "whole" };
@@ -86,7 +87,8 @@ pub(crate) fn small_pods_fill_gpu_after_gpu(scene: &Scene<'_>) -> Result<()> {
     let small = requests(&[request("slice", SMALL)]);
     let pods: Vec<String> = (0..9).map(|number| format!("small-{number}")).collect();
     let (filling, rest) = pods.split_at(7);
-    scene.apply(&filling.iter().map(|pod| manifest::lone(pod, &small)).collect::<Vec<_>>().join("\n---\n"))?;
+    scene
+        .apply(&filling.iter().map(|pod| manifest::lone(pod, &small)).collect::<Vec<_>>().join("\n---\n"))?;
     let places = places(scene, filling)?;
     let all = (0..7).map(|start| (first.clone(), start)).collect();
     ensure!(places == all, "seven small pods are at {places:?}, not at {all:?}");
@@ -239,7 +241,9 @@ fn await_waiting(scene: &Scene<'_>, pod: &str) -> Result<()> {
         let conditions = found.status.and_then(|status| status.conditions).unwrap_or_default();
         Ok(conditions
             .iter()
-            .any(|condition| condition.type_ == "PodScheduled" && condition.reason.as_deref() == Some("Unschedulable"))
+            .any(|condition| {
+                condition.type_ == "PodScheduled" && condition.reason.as_deref() == Some("Unschedulable")
+            })
             .then_some(()))
     })?;
     never_together(scene)

@@ -151,7 +151,13 @@ fn survives(scene: &Scene<'_>, input: impl FnOnce() -> Result<()>) -> Result<()>
     ensure!(before == after, "kerf was restarted: {before} before, {after} after");
     scene.apply(&manifest::lone("afterwards", &requests(&[request("gpu", WHOLE)])))?;
     // Whole GPUs may be full of the partitions that failing claims hold.
-    scene.kubectl(&["delete", "pods", "--all", "--field-selector=metadata.name!=afterwards", "--wait=false"])?;
+    scene.kubectl(&[
+        "delete",
+        "pods",
+        "--all",
+        "--field-selector=metadata.name!=afterwards",
+        "--wait=false",
+    ])?;
     scene.await_running("afterwards")?;
     machine::sees_what_it_holds(scene, "afterwards").map(drop)
 }

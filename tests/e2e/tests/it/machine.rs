@@ -155,9 +155,8 @@ pub(crate) fn listed(text: &str) -> Result<BTreeSet<Seen>> {
     let mut seen = BTreeSet::new();
     // The GPU whose lines these are, and whether it had a MIG device.
     let mut gpu: Option<(String, bool)> = None;
-    let whole = |gpu: Option<(String, bool)>| {
-        gpu.and_then(|(uuid, divided)| (!divided).then_some(Seen::Whole(uuid)))
-    };
+    let whole =
+        |gpu: Option<(String, bool)>| gpu.and_then(|(uuid, divided)| (!divided).then_some(Seen::Whole(uuid)));
     for line in text.lines() {
         let unknown = || format!("`nvidia-smi -L` prints {line:?}");
         let (name, uuid) = line.split_once("(UUID: ").with_context(unknown)?;
@@ -199,7 +198,9 @@ pub(crate) fn traces(scene: &Scene<'_>, uid: &str, partitions: &BTreeSet<Seen>) 
     for gpu in gpus(scene)? {
         for instance in &gpu.instances {
             let ours = |compute: &ComputeInstance| {
-                partitions.iter().any(|seen| matches!(seen, Seen::Partition { uuid, .. } if *uuid == compute.uuid))
+                partitions
+                    .iter()
+                    .any(|seen| matches!(seen, Seen::Partition { uuid, .. } if *uuid == compute.uuid))
             };
             if instance.compute.is_empty() || instance.compute.iter().any(ours) {
                 traces.push(format!("an instance at {} of {}", instance.start, gpu.pci));
@@ -224,7 +225,10 @@ fn files_with(folder: &Path, part: &str) -> Result<Vec<String>> {
 pub(crate) fn process_of(scene: &Scene<'_>, pod: &str, container: &str) -> Result<u32> {
     let pod: Pod = scene.get(&format!("pod/{pod}"))?.context("the pod is not there")?;
     let statuses = pod.status.and_then(|status| status.container_statuses).unwrap_or_default();
-    let id = statuses.iter().find(|status| status.name == container).and_then(|status| status.container_id.as_deref());
+    let id = statuses
+        .iter()
+        .find(|status| status.name == container)
+        .and_then(|status| status.container_id.as_deref());
     let id = id.and_then(|id| id.strip_prefix("containerd://")).context("the container has no id")?;
     let answer = exec::output(scene.cluster.crictl().args(["inspect", id]))?;
     let answer: Value = serde_json::from_str(&answer)?;

@@ -63,7 +63,10 @@ pub(crate) fn list(items: &[Value]) -> String {
 /// A pod with one container that uses all of one claim, made from a template
 /// of the pod's name.
 pub(crate) fn lone(name: &str, devices: &Value) -> String {
-    list(&[template(name, devices), Pod::new(name).from_template("claim", name).container("main", &["claim"]).json()])
+    list(&[
+        template(name, devices),
+        Pod::new(name).from_template("claim", name).container("main", &["claim"]).json(),
+    ])
 }
 
 /// A pod in the making.

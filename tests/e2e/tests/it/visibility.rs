@@ -9,7 +9,11 @@ use crate::machine::{self, Held};
 use crate::manifest::{self, Pod, SMALL, WHOLE, request, requests};
 
 pub(crate) fn only_its_requests(scene: &Scene<'_>) -> Result<()> {
-    let one = requests(&[request("gpu", WHOLE), request("small", SMALL), request("large", "mig-3g.40gb.nvidia.com")]);
+    let one = requests(&[
+        request("gpu", WHOLE),
+        request("small", SMALL),
+        request("large", "mig-3g.40gb.nvidia.com"),
+    ]);
     let two = requests(&[request("slice", SMALL)]);
     let containers: [(&str, &[&str]); 6] = [
         ("gpu", &["one/gpu"]),
@@ -27,7 +31,11 @@ pub(crate) fn only_its_requests(scene: &Scene<'_>) -> Result<()> {
     let neighbour = manifest::lone("neighbour", &requests(&[request("slice", SMALL)]));
     scene.apply(&neighbour)?;
     scene.await_running("neighbour")?;
-    scene.apply(&manifest::list(&[manifest::template("one", &one), manifest::template("two", &two), pod.json()]))?;
+    scene.apply(&manifest::list(&[
+        manifest::template("one", &one),
+        manifest::template("two", &two),
+        pod.json(),
+    ]))?;
     scene.await_running("pod")?;
 
     let held = machine::held_by(scene, "pod")?;
