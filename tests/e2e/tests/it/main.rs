@@ -1,13 +1,19 @@
 //! The end-to-end tests, in the order in which they run.
 
+mod allocation;
 mod crash;
+mod exclusion;
 mod foreign;
 mod ground;
 mod holding;
+mod input;
+mod machine;
+mod manifest;
 mod plain;
 mod publishing;
 mod restart;
 mod slices;
+mod visibility;
 mod workload;
 
 use std::process::ExitCode;
@@ -24,6 +30,96 @@ const CASES: &[Case] = &[
         name: "every GPU of the node is published with its counters",
         needs: Needs::Driver,
         run: publishing::every_gpu_is_published,
+    },
+    Case {
+        name: "a pod from a template gets a whole GPU, and another pod another",
+        needs: Needs::Driver,
+        run: allocation::a_whole_gpu,
+    },
+    Case {
+        name: "a pod gets a partition of the profile that it names",
+        needs: Needs::Driver,
+        run: allocation::a_partition_by_profile,
+    },
+    Case {
+        name: "at least 15Gi of memory gets the smallest partition that serves",
+        needs: Needs::Driver,
+        run: allocation::the_smallest_partition_that_serves,
+    },
+    Case {
+        name: "two slices that must share a GPU share one",
+        needs: Needs::Driver,
+        run: allocation::slices_of_one_parent,
+    },
+    Case {
+        name: "two pods use one claim at once, and its partition goes with the last",
+        needs: Needs::Driver,
+        run: allocation::one_claim_for_two_pods,
+    },
+    Case {
+        name: "a claim used by pod after pod gets another device when its first is taken",
+        needs: Needs::Driver,
+        run: allocation::another_device_for_the_next_pod,
+    },
+    Case {
+        name: "a pod gets a GPU and a partition by plain limits",
+        needs: Needs::Driver,
+        run: allocation::plain_limits,
+    },
+    Case {
+        name: "a Deployment's pods get partitions by plain limits",
+        needs: Needs::Driver,
+        run: allocation::a_deployment_by_limits,
+    },
+    Case {
+        name: "of a pod that is gone neither instance, CDI file nor journal entry is left",
+        needs: Needs::Driver,
+        run: allocation::nothing_is_left_of_a_pod,
+    },
+    Case {
+        name: "each container sees exactly the devices of its requests",
+        needs: Needs::Driver,
+        run: visibility::only_its_requests,
+    },
+    Case {
+        name: "a whole GPU waits for the partitions of its GPU and runs when they leave",
+        needs: Needs::Driver,
+        run: exclusion::a_whole_gpu_waits_for_partitions,
+    },
+    Case {
+        name: "a partition waits for the whole GPU and runs when it leaves",
+        needs: Needs::Driver,
+        run: exclusion::partitions_wait_for_whole_gpus,
+    },
+    Case {
+        name: "a whole GPU and a partition that wait for one GPU get it one after the other",
+        needs: Needs::Driver,
+        run: exclusion::whole_and_partition_wait_for_one_gpu,
+    },
+    Case {
+        name: "small pods fill GPU after GPU from the end that larger ones need least",
+        needs: Needs::Driver,
+        run: exclusion::small_pods_fill_gpu_after_gpu,
+    },
+    Case {
+        name: "prepare refuses what was allocated by hand and is held, and names the holder",
+        needs: Needs::Driver,
+        run: exclusion::prepare_refuses_what_is_held,
+    },
+    Case {
+        name: "a wrong config in a claim fails that claim with a sentence",
+        needs: Needs::Driver,
+        run: input::in_claims,
+    },
+    Case {
+        name: "a wrong config in a class fails its claims with a sentence",
+        needs: Needs::Driver,
+        run: input::in_classes,
+    },
+    Case {
+        name: "an allocation of what is not there fails that claim with a sentence",
+        needs: Needs::Driver,
+        run: input::in_allocations,
     },
 ];
 
