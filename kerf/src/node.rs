@@ -6,6 +6,7 @@
 //! published once the kubelet's socket serves. On SIGTERM the sockets go and
 //! the slices stay, so that a quick restart withdraws nothing.
 
+mod api_claims;
 mod http;
 mod metrics;
 mod status_socket;
@@ -21,7 +22,7 @@ use kerf_dra_driver::names::gpu_pool;
 use kerf_dra_driver::status::{self, NodeStatus, Publication};
 use kerf_gpu::{NvmlHardware, Roots};
 use kerf_kubelet_plugin::{
-    ApiClaims, Channels, ExtraMount, NodeLayout, Owner, Plugin, PluginConfig, Registration, Stored,
+    Channels, ExtraMount, NodeLayout, Owner, Plugin, PluginConfig, Registration, Stored,
 };
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -32,6 +33,7 @@ use tracing::{error, info};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::prelude::*;
 
+use self::api_claims::ApiClaims;
 use self::status_socket::StatusSocket;
 use crate::arguments::NodeArguments;
 

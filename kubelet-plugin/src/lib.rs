@@ -40,7 +40,7 @@ mod view;
 mod work;
 
 pub use cdi::{CdiError, ExtraMount};
-pub use claims::{ApiClaims, ClaimSource, ClaimSourceError};
+pub use claims::{ClaimSource, ClaimSourceError};
 pub use disk::{Files, HostFiles};
 pub use effects::StepError;
 pub use errors::{PrepareError, UndoError};

@@ -286,16 +286,9 @@ impl Owner {
 
     async fn list_claims(&mut self) -> Result<(), String> {
         let began = now();
-        let claims = self.plugin.inner.claims.list().await.map_err(|error| crate::chain(&error))?;
-        let driver = self.settings().driver.as_str();
-        let pool = gpu_pool(&self.settings().node);
-        let allocated = claims
-            .into_iter()
-            .filter_map(|claim| claim.status?.allocation?.devices?.results)
-            .flatten()
-            .filter(|result| result.driver == driver && result.pool == pool)
-            .filter_map(|result| DeviceName::parse(&result.device).ok())
-            .collect();
+        let (driver, pool) = (&self.settings().driver, gpu_pool(&self.settings().node));
+        let listing = self.plugin.inner.claims.allocated(driver, &pool);
+        let allocated = listing.await.map_err(|error| crate::chain(&error))?;
         self.list = Some(ClaimList { began, allocated });
         self.must_list = false;
         Ok(())

@@ -1,7 +1,7 @@
 //! Journal ↔ hardware ↔ CDI folder ↔ API: what a crash, a reboot or somebody
 //! else left crooked becomes right again.
 //!
-//! On a healthy node a round reads and writes nothing. It never touches a GPU
+//! On a healthy node a round writes nothing. It never touches a GPU
 //! instance that no entry made, and a CDI file that is not this driver's.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,12 +12,13 @@ use futures::future::join_all;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kerf_dra_driver::claim::Claim;
 use kerf_dra_driver::inventory::Inventory;
-use kerf_dra_driver::journal::Phase;
+use kerf_dra_driver::journal::{Entry, Phase};
 use kerf_dra_driver::names::{ClaimUid, PciAddress};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use crate::claims::ClaimSourceError;
 use crate::errors::{PrepareError, UndoError};
 use crate::metrics::Operation;
 use crate::plugin::{BUDGET, Inner, Plugin, PluginError, blocking};
@@ -121,38 +122,50 @@ impl Inner {
         }
     }
 
-    /// Journal and CDI folder ↔ API.
+    /// Journal and CDI folder ↔ API. Each claim is asked for by name: a list
+    /// would grow with the cluster.
     async fn reconcile_claims(&self) {
-        let listed = match self.claims.list().await {
-            Ok(claims) => claims,
-            Err(error) => {
-                warn!(error = crate::chain(&error), "claims cannot be listed; nothing is unprepared");
-                return;
-            }
-        };
-        let listed: BTreeMap<&str, &ResourceClaim> =
-            listed.iter().filter_map(|claim| claim.metadata.uid.as_deref().map(|uid| (uid, claim))).collect();
-        self.reconcile_specs(&listed).await;
-        self.unprepare_gone(&listed).await;
+        self.reconcile_specs().await;
+        self.unprepare_gone().await;
     }
 
     /// CDI files without an entry: of a claim that is allocated, the journal
     /// was lost, and the file tells what was in it; any other is left over.
-    async fn reconcile_specs(&self, listed: &BTreeMap<&str, &ResourceClaim>) {
+    async fn reconcile_specs(&self) {
         let work = Arc::clone(&self.work);
         let Some(Ok(specs)) = blocking(move || work.cdi.claims()).await else { return };
         for uid in specs {
             if self.work.store.view().borrow().entries.contains_key(&uid) {
                 continue;
             }
-            let claim = listed.get(uid.as_str()).and_then(|object| {
-                Claim::resolve(object, &uid, &self.config.settings.driver, &self.config.pool).ok()
-            });
+            let (work, of) = (Arc::clone(&self.work), uid.clone());
+            let Some(written) = blocking(move || work.cdi.entry(&of)).await else { return };
+            // A file that does not tell its claim was not written here as it is.
+            let live = match &written {
+                Some(written) => self.live(written).await,
+                None => Ok(None),
+            };
+            let claim = match live {
+                Ok(object) => object.and_then(|object| {
+                    Claim::resolve(&object, &uid, &self.config.settings.driver, &self.config.pool).ok()
+                }),
+                Err(error) => {
+                    warn!(%uid, error = crate::chain(&error), "a CDI file without a journal entry stays for now");
+                    continue;
+                }
+            };
             let done = tokio::time::timeout(BUDGET, self.reconcile_spec(&uid, claim)).await;
             if let Ok(Err(error)) = done {
                 warn!(%uid, error = crate::chain(&error), "a CDI file without a journal entry stays");
             }
         }
+    }
+
+    /// The claim of an entry, if the API still has it: another one of the same
+    /// name is another claim.
+    async fn live(&self, entry: &Entry) -> Result<Option<ResourceClaim>, ClaimSourceError> {
+        let object = self.claims.get(&entry.claim.namespace, &entry.claim.name).await?;
+        Ok(object.filter(|object| object.metadata.uid.as_deref() == Some(entry.uid.as_str())))
     }
 
     async fn reconcile_spec(&self, uid: &ClaimUid, claim: Option<Claim>) -> Result<(), PrepareError> {
@@ -171,15 +184,26 @@ impl Inner {
 
     /// Entries of claims that have been gone from the API for long enough, and
     /// that no pod uses: the kubelet forgot them.
-    async fn unprepare_gone(&self, listed: &BTreeMap<&str, &ResourceClaim>) {
+    async fn unprepare_gone(&self) {
         let view = self.work.store.view().borrow().clone();
+        let mut gone = BTreeMap::new();
+        for entry in view.entries.values() {
+            match self.live(entry).await {
+                Ok(Some(_)) => {}
+                Ok(None) => {
+                    gone.insert(&entry.uid, entry);
+                }
+                Err(error) => {
+                    warn!(error = crate::chain(&error), "claims cannot be read; nothing is unprepared");
+                    return;
+                }
+            }
+        }
         let now = Instant::now();
         let due: Vec<_> = {
             let mut since = self.missing_since.lock().unwrap_or_else(PoisonError::into_inner);
-            since.retain(|uid, _| view.entries.contains_key(uid) && !listed.contains_key(uid.as_str()));
-            view.entries
-                .values()
-                .filter(|entry| !listed.contains_key(entry.uid.as_str()))
+            since.retain(|uid, _| gone.contains_key(uid));
+            gone.into_values()
                 .filter(|entry| {
                     let first = since.entry(entry.uid.clone()).or_insert(now);
                     now.duration_since(*first) >= GONE

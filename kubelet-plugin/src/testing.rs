@@ -5,7 +5,7 @@
 //! "process" does reaches disk or hardware any more. What a killed process
 //! would have done next is therefore simply not done.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -509,10 +509,17 @@ impl ClaimSource for MemoryClaims {
         .boxed()
     }
 
-    fn list(&self) -> BoxFuture<'_, Result<Vec<ResourceClaim>, ClaimSourceError>> {
+    fn allocated<'a>(
+        &'a self,
+        driver: &'a DriverName,
+        pool: &'a str,
+    ) -> BoxFuture<'a, Result<BTreeSet<DeviceName>, ClaimSourceError>> {
         async move {
-            let claims = lock(&self.claims).values().cloned().collect();
-            self.answer(claims)
+            let claims: Vec<ResourceClaim> = lock(&self.claims).values().cloned().collect();
+            let results =
+                claims.into_iter().filter_map(|claim| claim.status?.allocation?.devices?.results).flatten();
+            let ours = results.filter(|result| result.driver == driver.as_str() && result.pool == pool);
+            self.answer(ours.filter_map(|result| DeviceName::parse(&result.device).ok()).collect())
         }
         .boxed()
     }
