@@ -13,21 +13,10 @@ use crate::workload::{self, Workload};
 /// The cases of this file.
 pub(crate) const CASES: &[Case] = &[
     Case {
-        name: "running pods notice nothing of a restart of the kubelet",
+        name: "running pods notice nothing when the kubelet, containerd or kerf is restarted",
         needs: Needs::Driver,
-        run: kubelet,
+        run: survive_restarts,
     },
-    Case {
-        name: "running pods notice nothing of a crash of the kubelet",
-        needs: Needs::Driver,
-        run: killed_kubelet,
-    },
-    Case {
-        name: "running pods notice nothing of a restart of containerd",
-        needs: Needs::Driver,
-        run: containerd,
-    },
-    Case { name: "running pods notice nothing of another pod of kerf", needs: Needs::Driver, run: driver },
     Case { name: "pods have their devices again after a reboot", needs: Needs::Driver, run: machine },
 ];
 
@@ -37,61 +26,45 @@ const PODS: [Workload<'_>; 3] = [
     Workload::new("other", "mig-1g.6gb.nvidia.com"),
 ];
 
-/// Starts pods, restarts something, and compares.
-fn survives(scene: &Scene<'_>, restart: impl FnOnce() -> Result<()>) -> Result<()> {
+fn survive_restarts(scene: &Scene<'_>) -> Result<()> {
+    let cluster = scene.cluster;
+    let restarts: [(&str, &dyn Fn() -> Result<()>); 4] = [
+        ("the kubelet was restarted", &|| cluster.restart_kubelet()),
+        ("the kubelet was killed", &|| {
+            cluster.kill(Component::Kubelet)?;
+            cluster.restart_kubelet()
+        }),
+        ("containerd was restarted", &|| {
+            cluster.stop(Component::Containerd)?;
+            cluster.start(Component::Containerd)
+        }),
+        ("kerf has another pod", &|| ground::renew_driver(scene)),
+    ];
     ground::clean(scene, || {
-        let mut before = Vec::new();
         for pod in PODS {
             pod.run(scene)?;
         }
-        for pod in PODS {
-            before.push(workload::identity(scene, pod.name)?);
-        }
+        let identities =
+            || PODS.iter().map(|pod| workload::identity(scene, pod.name)).collect::<Result<Vec<_>>>();
+        let before = identities()?;
         let devices: Vec<String> = ground::devices(scene)?.into_keys().collect();
-        restart()?;
-        wait_until("every device is published", LIMIT, || {
-            Ok((ground::devices(scene)?.into_keys().collect::<Vec<_>>() == devices).then_some(()))
-        })?;
-        ground::driver_pod(scene)?;
-        ground::agree(scene, &[])?;
-        let same = |when: &str| -> Result<()> {
-            for (pod, before) in PODS.iter().zip(&before) {
-                let now = workload::identity(scene, pod.name)?;
-                ensure!(now == *before, "{} was {before:?} and is {now:?} {when}", pod.name);
-            }
-            Ok(())
-        };
-        same("after the restart")?;
-        Workload::new("new", "mig-1g.10gb.nvidia.com").run(scene)?;
-        workload::end(scene, "new")?;
-        same("after a new pod")?;
+        for (what, restart) in restarts {
+            restart()?;
+            wait_until(&format!("every device is published after {what}"), LIMIT, || {
+                Ok((ground::devices(scene)?.into_keys().collect::<Vec<_>>() == devices).then_some(()))
+            })?;
+            ground::driver_serves(scene)?;
+            ground::agree(scene, &[])?;
+            Workload::new("new", "mig-1g.10gb.nvidia.com").run(scene)?;
+            workload::end(scene, "new")?;
+            let now = identities()?;
+            ensure!(now == before, "pods were {before:?} and are {now:?} after {what}");
+        }
         for pod in PODS {
             workload::end(scene, pod.name)?;
         }
         ground::await_nothing_left(scene, &[])
     })
-}
-
-fn kubelet(scene: &Scene<'_>) -> Result<()> {
-    survives(scene, || scene.cluster.restart_kubelet())
-}
-
-fn killed_kubelet(scene: &Scene<'_>) -> Result<()> {
-    survives(scene, || {
-        scene.cluster.kill(Component::Kubelet)?;
-        scene.cluster.restart_kubelet()
-    })
-}
-
-fn containerd(scene: &Scene<'_>) -> Result<()> {
-    survives(scene, || {
-        scene.cluster.stop(Component::Containerd)?;
-        scene.cluster.start(Component::Containerd)
-    })
-}
-
-fn driver(scene: &Scene<'_>) -> Result<()> {
-    survives(scene, || ground::renew_driver(scene))
 }
 
 /// What a power cut and the next boot do to a node, as far as one machine can

@@ -48,7 +48,9 @@ impl<'a> Workload<'a> {
                 "containers": [{
                     "name": "main",
                     "image": "localhost/cuda-stub:dev",
-                    "command": ["sleep", "infinity"],
+                    // Ends when it is asked to, as the first process of a container
+                    // does only if it says so.
+                    "command": ["sh", "-c", "trap 'exit 0' TERM; sleep infinity & wait"],
                     "resources": { "claims": [{ "name": "gpu" }] },
                 }],
             },
