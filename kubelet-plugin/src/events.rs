@@ -49,9 +49,10 @@ impl Inner {
                 Err(error) => {
                     if deaf.as_ref() != Some(&error) {
                         let reason = crate::chain(&error);
-                        match error.kind {
-                            HardwareErrorKind::NotSupported => info!(reason, "GPUs are read on a timer only"),
-                            _ => info!(reason, "GPUs cannot be listened to, trying again"),
+                        if error.kind == HardwareErrorKind::NotSupported {
+                            info!(reason, "GPUs are read on a timer only");
+                        } else {
+                            info!(reason, "GPUs cannot be listened to, trying again");
                         }
                     }
                     deaf = Some(error);
