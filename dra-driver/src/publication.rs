@@ -83,7 +83,8 @@ impl Publication {
     ///
     /// [`taken`]: Self::take
     pub fn next(&self, knowledge: Knowledge<'_>) -> Next {
-        let Knowledge { settings, inventory, foreign, held, list, conditions, is_stored, counters, now } = knowledge;
+        let Knowledge { settings, inventory, foreign, held, list, conditions, is_stored, counters, now } =
+            knowledge;
         // What the last LIST showed counts as held: its claims may not have
         // been prepared yet.
         let mut holding = held.clone();
@@ -96,7 +97,8 @@ impl Publication {
                 (gpu.pci, GpuModel::of(settings, inventory, gpu, foreign))
             })
             .collect();
-        let merged = |pci: PciAddress, previous: Option<&GpuRecord>| merge(pci, previous, models.get(&pci), &holding);
+        let merged =
+            |pci: PciAddress, previous: Option<&GpuRecord>| merge(pci, previous, models.get(&pci), &holding);
 
         let mut known: BTreeSet<PciAddress> = self.records.keys().chain(models.keys()).copied().collect();
         known.extend(holding.iter().filter_map(DeviceName::gpu));
@@ -127,7 +129,8 @@ impl Publication {
         } else {
             layout_without_counters(settings, &records, conditions, &holding)
         };
-        let write = records.into_iter().filter(|record| self.records.get(&record.pci) != Some(record)).collect();
+        let write =
+            records.into_iter().filter(|record| self.records.get(&record.pci) != Some(record)).collect();
         let remove = self.records.keys().filter(|pci| !all.contains_key(pci)).copied().collect();
         Next { write, remove, slices, list_at: decision.list_at, all }
     }
@@ -137,5 +140,123 @@ impl Publication {
     pub fn take(&mut self, next: Next) -> Vec<ResourceSliceSpec> {
         self.records = next.all;
         next.slices
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{self, Model};
+    use crate::model::ProfileFilter;
+    use crate::withdraw::SETTLE;
+
+    const HELD: &str = "gpu-0000-65-00-0-mig-1g-10gb-6";
+
+    /// A node with one H100 and whatever a test changes about it.
+    struct Node {
+        settings: Settings,
+        inventory: Inventory,
+        held: BTreeSet<DeviceName>,
+        list: Option<ClaimList>,
+        is_stored: bool,
+        now: Timestamp,
+        publication: Publication,
+    }
+
+    impl Node {
+        fn new() -> Self {
+            let mut node = Self {
+                settings: fixtures::settings(),
+                inventory: fixtures::inventory([fixtures::gpu(Model::H100, "0000:65:00.0")]),
+                held: BTreeSet::new(),
+                list: None,
+                is_stored: false,
+                now: Timestamp(1_000_000),
+                publication: Publication::default(),
+            };
+            node.step();
+            node.is_stored = true;
+            node
+        }
+
+        fn next(&self) -> Next {
+            self.publication.next(Knowledge {
+                settings: &self.settings,
+                inventory: &self.inventory,
+                foreign: &BTreeMap::new(),
+                held: &self.held,
+                list: self.list.as_ref(),
+                conditions: &Conditions::default(),
+                is_stored: self.is_stored,
+                counters: true,
+                now: self.now,
+            })
+        }
+
+        fn step(&mut self) -> Vec<ResourceSliceSpec> {
+            let next = self.next();
+            self.publication.take(next)
+        }
+    }
+
+    fn device<'a>(
+        slices: &'a [ResourceSliceSpec],
+        name: &str,
+    ) -> Option<&'a k8s_openapi::api::resource::v1::Device> {
+        slices.iter().flat_map(|slice| slice.devices.iter().flatten()).find(|device| device.name == name)
+    }
+
+    fn is_tainted(slices: &[ResourceSliceSpec], name: &str) -> bool {
+        device(slices, name).is_some_and(|device| device.taints.is_some())
+    }
+
+    #[test]
+    fn where_nothing_is_new_nothing_is_stored_or_published_anew() {
+        let mut node = Node::new();
+        let first = node.step();
+        let next = node.next();
+        assert_eq!((next.write, next.remove, next.list_at), (Vec::new(), Vec::new(), None));
+        assert_eq!(next.slices, first);
+    }
+
+    #[test]
+    fn a_filtered_device_goes_only_after_taint_settling_and_a_list_and_never_while_it_is_held() {
+        let mut node = Node::new();
+        node.held = BTreeSet::from([DeviceName::parse(HELD).expect("a name")]);
+        node.settings.mig_profiles = ProfileFilter::Only(BTreeSet::new());
+        node.is_stored = false;
+        assert!(is_tainted(&node.step(), HELD));
+        node.is_stored = true;
+        node.step();
+        node.now = node.now.after(SETTLE);
+        node.list = Some(ClaimList { began: node.now, allocated: BTreeSet::new() });
+        let slices = node.step();
+        assert!(is_tainted(&slices, HELD), "a claim holds it");
+        assert!(device(&slices, "gpu-0000-65-00-0-mig-1g-10gb-5").is_none(), "nobody holds it");
+
+        node.held.clear();
+        node.list = None;
+        let next = node.next();
+        assert_eq!(next.list_at, Some(node.now), "nobody knows whether another claim got it");
+        assert!(is_tainted(&next.slices, HELD));
+        node.list = Some(ClaimList { began: node.now, allocated: BTreeSet::new() });
+        assert!(device(&node.step(), HELD).is_none());
+    }
+
+    #[test]
+    fn a_driver_that_is_gone_leaves_every_device_published_and_tainted() {
+        let mut node = Node::new();
+        let before = node.step();
+        node.inventory = Inventory::default();
+        let after = node.step();
+        let names = |slices: &[ResourceSliceSpec]| -> Vec<String> {
+            slices
+                .iter()
+                .flat_map(|slice| slice.devices.iter().flatten())
+                .map(|device| device.name.clone())
+                .collect()
+        };
+        assert_eq!(names(&after), names(&before));
+        assert!(names(&after).iter().all(|name| is_tainted(&after, name)));
     }
 }

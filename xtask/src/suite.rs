@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow};
 
-use crate::cluster::{self, programs};
+use crate::cluster::{self, Cluster, programs};
 use crate::{classes, codegen, emulator, exec, image, paths};
 
 /// The cluster of the end-to-end tests.
@@ -47,8 +47,27 @@ fn stages(report: &mut Report) -> Result<()> {
     })?;
     let tests = report
         .stage("end-to-end tests", || cargo(&["test", "--quiet", "--package", "kerf-e2e", "--test", "e2e"]));
+    let tests = tests.and_then(|()| report.stage("slices on the real API server", publisher));
     let down = report.stage("cluster down", || cluster::down(CLUSTER));
     tests.and(down)
+}
+
+/// The publisher's test that wants a real API server, on that of the cluster.
+fn publisher() -> Result<()> {
+    let cluster = Cluster::open(CLUSTER)?.context("the cluster is gone")?;
+    let mut cargo = Command::new("cargo");
+    cargo.args([
+        "test",
+        "--quiet",
+        "--package",
+        "kerf-controller",
+        "--test",
+        "it",
+        "real_server",
+        "--",
+        "--nocapture",
+    ]);
+    exec::inherit(cargo.env("KERF_TEST_KUBECONFIG", cluster.kubeconfig()).current_dir(paths::root()))
 }
 
 /// Licences and advisories, where the tool for them is installed.
