@@ -5,10 +5,14 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::api::resource::v1::DeviceRequestAllocationResult;
 use kerf_dra_driver::names::{ClaimUid, DeviceName, DriverName};
-use kube::api::{Api, ListParams};
+use kube::api::{ListParams, Request};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 
+/// Where the claims of all namespaces are.
+const CLAIMS: &str = "/apis/resource.k8s.io/v1/resourceclaims";
 /// Claims a page: what is not ours is forgotten with its page.
 const PAGE: u32 = 500;
 /// The limit of one page's request.
@@ -78,13 +82,16 @@ pub async fn holding_claims(
     driver: &DriverName,
     pools: &BTreeSet<String>,
 ) -> Result<Vec<HoldingClaim>, ListClaimsError> {
-    let api: Api<ResourceClaim> = Api::all(client);
     'beginning: for _ in 0..BEGINNINGS {
         // Without a resource version the API server answers from a quorum.
         let mut params = ListParams::default().limit(PAGE);
         let mut found = Vec::new();
         loop {
-            let page = match tokio::time::timeout(REQUEST, api.list(&params)).await {
+            // Only a selector that is not one fails, and there is none.
+            let request = Request::new(CLAIMS)
+                .list(&params)
+                .map_err(|error| ListClaimsError::Refused(Box::new(kube::Error::BuildRequest(error))))?;
+            let page = match tokio::time::timeout(REQUEST, client.request::<Page>(request)).await {
                 Ok(Ok(page)) => page,
                 Ok(Err(kube::Error::Api(status))) if status.code == 410 => continue 'beginning,
                 Ok(Err(error)) => return Err(ListClaimsError::Refused(Box::new(error))),
@@ -100,8 +107,54 @@ pub async fn holding_claims(
     Err(ListClaimsError::Expired)
 }
 
+// As much of claims as is asked for. What their users wrote is passed over
+// without being decoded: nested deeply enough, the config of one claim would
+// make the list of all unreadable.
+
+#[derive(Deserialize)]
+struct Page {
+    metadata: PageMetadata,
+    items: Vec<Claim>,
+}
+
+#[derive(Deserialize)]
+struct PageMetadata {
+    #[serde(rename = "continue")]
+    continue_: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Claim {
+    metadata: Metadata,
+    status: Option<Status>,
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    uid: Option<String>,
+    namespace: Option<String>,
+    name: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Status {
+    allocation: Option<Allocation>,
+    reserved_for: Option<Vec<IgnoredAny>>,
+}
+
+#[derive(Deserialize)]
+struct Allocation {
+    devices: Option<Devices>,
+}
+
+#[derive(Deserialize)]
+struct Devices {
+    results: Option<Vec<DeviceRequestAllocationResult>>,
+}
+
 /// What a claim holds of ours; none if it holds nothing.
-fn holding(claim: ResourceClaim, driver: &DriverName, pools: &BTreeSet<String>) -> Option<HoldingClaim> {
+fn holding(claim: Claim, driver: &DriverName, pools: &BTreeSet<String>) -> Option<HoldingClaim> {
     let status = claim.status?;
     let results = status.allocation?.devices?.results?;
     let ours =
@@ -128,4 +181,28 @@ fn holding(claim: ResourceClaim, driver: &DriverName, pools: &BTreeSet<String>) 
         reserved: status.reserved_for.is_some_and(|consumers| !consumers.is_empty()),
         devices,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_config_nested_too_deeply_to_be_decoded_hides_no_claim() {
+        let nested = "{\"a\":".repeat(1_000) + "0" + &"}".repeat(1_000);
+        let config = format!("[{{\"opaque\":{{\"driver\":\"d\",\"parameters\":{nested}}}}}]");
+        let result = "{\"request\":\"r\",\"driver\":\"gpu.nvidia.com\",\"pool\":\"p\",\"device\":\"gpu-0000-17-00-0\"}";
+        let page = format!(
+            "{{\"metadata\":{{\"resourceVersion\":\"1\"}},\"items\":[{{\"metadata\":{{\"uid\":\"\
+             6c6a2883-c84a-48b0-b48f-c045d6ab4684\",\"managedFields\":{nested}}},\"spec\":{{\"devices\":\
+             {{\"config\":{config}}}}},\"status\":{{\"allocation\":{{\"devices\":{{\"config\":{config},\
+             \"results\":[{result}]}}}}}}}}]}}"
+        );
+        let page: Page = serde_json::from_str(&page).unwrap();
+        let driver = "gpu.nvidia.com".parse().unwrap();
+        let pools = BTreeSet::from(["p".to_owned()]);
+        let found: Vec<_> =
+            page.items.into_iter().filter_map(|claim| holding(claim, &driver, &pools)).collect();
+        assert_eq!(found.len(), 1);
+    }
 }
