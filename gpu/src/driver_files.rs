@@ -7,6 +7,7 @@
 //! (left over from an upgrade) are not taken. It never opens a file.
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use kerf_dra_driver::hardware::{DriverFile, DriverFiles};
@@ -63,6 +64,27 @@ const PROGRAMS: &[&str] = &[
 /// the root.
 pub(crate) fn management_library(driver: &Path) -> Option<PathBuf> {
     LIBRARY_FOLDERS.iter().find_map(|folder| resolve_in(driver, &Path::new(folder).join("libnvidia-ml.so.1")))
+}
+
+/// What tells that the folders hold the same files as before: a file that
+/// comes, goes or is replaced changes its folder's time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Fingerprint {
+    version: String,
+    folders: Vec<Option<(u64, u64, i64, i64)>>,
+}
+
+impl Fingerprint {
+    /// Of the folders under a driver root. It costs a dozen system calls,
+    /// where finding the files costs many hundreds.
+    pub(crate) fn of(driver: &Path, version: &str) -> Self {
+        let stamp = |folder: &&str| {
+            let metadata = driver.join(folder).metadata().ok()?;
+            Some((metadata.dev(), metadata.ino(), metadata.mtime(), metadata.mtime_nsec()))
+        };
+        let folders = LIBRARY_FOLDERS.iter().chain(PROGRAM_FOLDERS).map(stamp).collect();
+        Self { version: version.to_owned(), folders }
+    }
 }
 
 /// The files of a driver version under the driver root, in a stable order.

@@ -15,6 +15,7 @@ use kerf_dra_driver::inventory::{
 };
 use kerf_dra_driver::names::PciAddress;
 
+use crate::driver_files::Fingerprint;
 use crate::nvml::{Failure, Gpu, Session};
 use crate::roots::Roots;
 use crate::watch::{Watch, WatchError};
@@ -31,13 +32,21 @@ pub struct NvmlHardware {
     /// Held while a session is opened, so that it is opened once.
     opening: Mutex<()>,
     watch: Watch,
+    /// The driver's files, as long as their folders do not change.
+    files: Mutex<Option<(Fingerprint, DriverFiles)>>,
 }
 
 impl NvmlHardware {
     /// Hardware under these roots. Nothing is opened yet: a driver that is not
     /// there is `NoDriver` at each call until it is.
     pub fn new(roots: Roots) -> Self {
-        Self { roots, session: RwLock::new(None), opening: Mutex::new(()), watch: Watch::default() }
+        Self {
+            roots,
+            session: RwLock::new(None),
+            opening: Mutex::new(()),
+            watch: Watch::default(),
+            files: Mutex::new(None),
+        }
     }
 
     fn current(&self) -> Option<Arc<Session>> {
@@ -229,7 +238,16 @@ impl Hardware for NvmlHardware {
         let version = self
             .with(|session| session.driver_version())
             .map_err(|failure| failure.during("find the driver's files"))?;
-        Ok(driver_files::driver_files(&self.roots, &version))
+        let fingerprint = Fingerprint::of(&self.roots.driver, &version);
+        let mut cached = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((of, files)) = cached.as_ref()
+            && *of == fingerprint
+        {
+            return Ok(files.clone());
+        }
+        let files = driver_files::driver_files(&self.roots, &version);
+        *cached = Some((fingerprint, files.clone()));
+        Ok(files)
     }
 
     /// `NotSupported` means that no GPU here reports events and that the call
