@@ -87,7 +87,8 @@ pub fn gpus<'a>(
     boot: &BootId,
     published: &[Device],
 ) -> Vec<GpuStatus> {
-    let mut gpus: Vec<GpuStatus> = inventory.gpus.iter().map(|gpu| describe(gpu, entries.clone(), boot)).collect();
+    let mut gpus: Vec<GpuStatus> =
+        inventory.gpus.iter().map(|gpu| describe(gpu, entries.clone(), boot)).collect();
     // A GPU that is lost is still published, and claims may still hold it.
     for device in published.iter().filter_map(|device| DeviceName::parse(&device.name).ok()) {
         if let Some(pci) = device.gpu().filter(|pci| gpus.iter().all(|gpu| gpu.pci != *pci)) {
@@ -106,9 +107,10 @@ fn describe<'a>(gpu: &Gpu, entries: impl Iterator<Item = &'a Entry> + Clone, boo
     let partitions = mig.into_iter().flat_map(|mig| {
         let entries = entries.clone();
         mig.instances.iter().map(move |instance| PartitionStatus {
-            profile: mig
-                .profile(instance.profile)
-                .map_or_else(|| format!("profile {}", instance.profile.0), |profile| profile.name.to_string()),
+            profile: mig.profile(instance.profile).map_or_else(
+                || format!("profile {}", instance.profile.0),
+                |profile| profile.name.to_string(),
+            ),
             placement: instance.placement,
             held_by: entries
                 .clone()
@@ -125,7 +127,10 @@ fn describe<'a>(gpu: &Gpu, entries: impl Iterator<Item = &'a Entry> + Clone, boo
         product: gpu.product.clone(),
         memory: gpu.memory,
         mig: mig.map(|mig| mig.current),
-        memory_slices: placements.map(|placement| placement.start.saturating_add(placement.size)).max().unwrap_or(0),
+        memory_slices: placements
+            .map(|placement| placement.start.saturating_add(placement.size))
+            .max()
+            .unwrap_or(0),
         held_by: whole_holders(gpu.pci, entries),
         partitions,
         conditions: Vec::new(),

@@ -5,7 +5,7 @@
 //! Plugin::new(config, hardware, claims, inventory)   reads the journal
 //!   .start().await                                   settles what a crash left
 //!   .serve(cancel).await                             sockets, until cancelled
-//!   .listen(cancel)                                what GPUs report by themselves
+//!   .listen(cancel)                                  what GPUs report by themselves
 //!   .keep_reconciled(cancel).await                   now and then, and on events
 //!   .observe().await                                 hardware + journal + foreign instances
 //!   .journal() / .registration() / .hardware_changed() / .metrics()

@@ -13,6 +13,8 @@ use kube::{Client, Config};
 use serde_json::json;
 use xtask::cluster::Cluster;
 
+use crate::figures::Times;
+
 const DRIVER: &str = "gpu.nvidia.com";
 const NAMESPACE: &str = "default";
 /// Only a hang takes this long.
@@ -121,6 +123,19 @@ impl Claims {
         self.claims.patch_status(&name, &PatchParams::default(), &Patch::Merge(&status)).await?;
         let uid = claim.metadata.uid.context("a created claim has a UID")?;
         Ok(Allocated { namespace: NAMESPACE.to_owned(), name, uid })
+    }
+
+    /// What the API server alone takes of a prepare, as often as given.
+    pub(crate) async fn bare_get(&self, times: usize) -> Result<Times> {
+        let claim = self.allocate("gpu-none").await?;
+        let mut figures = Times::default();
+        for _ in 0..times {
+            let started = Instant::now();
+            self.claims.get(&claim.name).await?;
+            figures.add(started.elapsed());
+        }
+        self.delete(&claim).await?;
+        Ok(figures)
     }
 
     pub(crate) async fn delete(&self, claim: &Allocated) -> Result<()> {

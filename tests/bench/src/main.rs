@@ -62,6 +62,7 @@ async fn measure(cluster: &Cluster) -> Result<()> {
     print_memory("memory idle, 8 GPUs", node.pid())?;
 
     println!("bare fsync, same disk      {}", node.bare_fsync(SEQUENTIAL)?);
+    println!("bare GET of a claim        {}", claims.bare_get(SEQUENTIAL).await?);
     let mut plugin = node.plugin().await?;
     let gpus = claims.gpus().await?;
     for (name, suffix) in [("whole GPU", ""), ("MIG 1g.10gb", "-mig-1g-10gb-6")] {
