@@ -130,11 +130,9 @@ async fn serve(arguments: NodeArguments) -> Result<()> {
         Owner::new(plugin.clone(), channels).context("the records of what was published cannot be read")?;
     let desired = watch::Sender::new(None);
     let identity = Identity { driver: settings.driver.clone(), node: node_name.clone() };
-    // One instance a node, so it always may: the chart's update strategy never
-    // runs two.
-    let may_publish = watch::Sender::new(true);
+    // A claim on what is published must find somebody who prepares it.
     let (publisher, published) =
-        Publisher::new(client.clone(), identity, desired.subscribe(), may_publish.subscribe());
+        Publisher::new(client.clone(), identity, desired.subscribe(), plugin.serving());
     let missing = watch::Sender::new(vec!["kerf node is starting".to_owned()]);
     let registry = Arc::new(metrics::registry(plugin.clone(), published.clone(), missing.subscribe()));
     let report = Report {

@@ -107,14 +107,16 @@ pub struct Owner {
     hardware_changed: watch::Receiver<u64>,
     foreign: BTreeMap<PciAddress, Vec<GpuInstance>>,
     list: Option<ClaimList>,
-    /// Without records nobody here knows what was published before: which
-    /// claims are allocated but not prepared has to be asked before anything
-    /// is published.
+    /// Where records are missing, nobody here knows what was published before:
+    /// which claims are allocated but not prepared has to be asked before
+    /// anything is published.
     must_list: bool,
     /// Whether the driver did not answer at the last reading.
     is_lost: bool,
     /// What the last decision was made on.
     decided_on: Bearing,
+    /// Whether the API server keeps counters, as far as is known.
+    counters: bool,
     reading: Option<JoinHandle<Result<Observed, ObserveError>>>,
 }
 
@@ -127,8 +129,9 @@ impl Owner {
         let inner = &plugin.inner;
         let records =
             Records { disk: inner.disk.clone(), folder: inner.config.plugin_dir.join("state").join("gpus") };
-        let publication = Publication::new(records.load()?);
-        let must_list = publication.is_empty();
+        let (known, complete) = records.load()?;
+        let publication = Publication::new(known);
+        let must_list = publication.is_empty() || !complete;
         let (journal, hardware_changed) = (plugin.journal(), plugin.hardware_changed());
         Ok(Self {
             plugin,
@@ -142,6 +145,7 @@ impl Owner {
             must_list,
             is_lost: false,
             decided_on: Bearing::default(),
+            counters: true,
             reading: None,
         })
     }
@@ -217,7 +221,8 @@ impl Owner {
         let is_plain = |name: &DeviceName| {
             let record = self.publication.records().find(|record| name.gpu() == Some(record.pci));
             record.is_some_and(|record| {
-                record.leaving().next().is_none()
+                self.counters
+                    && record.leaving().next().is_none()
                     && record.foreign.is_empty()
                     && record.devices.get(name).is_some_and(|published| !published.contested)
             })
@@ -254,6 +259,9 @@ impl Owner {
         // repeated: the driver hangs already.
         let reading = self.reading.get_or_insert_with(|| tokio::spawn(async move { plugin.observe().await }));
         let Ok(observed) = timeout(READ_BUDGET, reading).await else {
+            // Nobody knows which GPU hangs. No new claim gets any of them;
+            // those that are prepared already go on with the last inventory.
+            self.is_lost = true;
             return Err(format!("the driver has not answered for {} s", READ_BUDGET.as_secs()));
         };
         self.reading = None;
@@ -274,7 +282,7 @@ impl Owner {
                     changed
                 });
                 // A GPU that comes back does not say so.
-                Ok(if unreadable.is_empty() { REREAD } else { LAST_RETRY })
+                Ok(if unreadable.is_empty() && !observed.uncertain { REREAD } else { LAST_RETRY })
             }
             Err(error) => {
                 self.is_lost = true;
@@ -297,19 +305,27 @@ impl Owner {
     /// Decides what is to be published, stores what must be stored before, and
     /// says it. The answer is when claims have to be listed.
     async fn decide(&mut self) -> Result<Option<Instant>, String> {
+        let stored = self.channels.stored.borrow_and_update().clone();
+        if self.counters && !stored.counters {
+            // What is published without counters leaves out all that is not
+            // held: who holds what has to be known first.
+            self.counters = false;
+            self.must_list = true;
+        }
         if self.must_list {
             return Ok(Some(Instant::now()));
         }
         let inventory = match self.channels.inventory.borrow().clone() {
-            Some(inventory) => inventory,
             // Whatever was published stays, and says that it is lost.
-            None if self.is_lost && !self.publication.is_empty() => Arc::default(),
+            _ if self.is_lost && !self.publication.is_empty() => Arc::default(),
+            Some(inventory) => inventory,
             None => return Ok(None),
         };
         let now = now();
-        self.list.take_if(|list| now >= list.began.after(LIST_FRESH));
+        if self.counters {
+            self.list.take_if(|list| now >= list.began.after(LIST_FRESH));
+        }
         let view = Arc::clone(&self.journal.borrow_and_update());
-        let stored = self.channels.stored.borrow_and_update().clone();
         let layout = self.channels.layout.borrow().clone();
         let is_stored = match (&stored.layout, &layout) {
             (Some(stored), Some(layout)) => Arc::ptr_eq(stored, layout),
@@ -324,7 +340,7 @@ impl Owner {
             list: self.list.as_ref(),
             conditions: &conditions(&view, &inventory, self.publication.records()),
             is_stored,
-            counters: stored.counters,
+            counters: self.counters,
             now,
         });
         self.records.write_all(std::mem::take(&mut next.write)).await?;
@@ -388,21 +404,27 @@ impl Records {
         format!("{}.json", pci.dashed())
     }
 
-    /// A record that cannot be read is left out: the API server and the
-    /// journal still know what is held.
-    fn load(&self) -> std::io::Result<Vec<GpuRecord>> {
+    /// The records, and whether these are all: one that cannot be read is left
+    /// out, and the API server asked who holds what.
+    fn load(&self) -> std::io::Result<(Vec<GpuRecord>, bool)> {
         self.disk.create_folder(&self.folder)?;
         self.disk.sweep(&self.folder, "")?;
-        let mut records = Vec::new();
+        let (mut records, mut complete) = (Vec::new(), true);
         for name in self.disk.list(&self.folder)? {
             let Some(content) = self.disk.read(&self.folder.join(&name))? else { continue };
             match serde_json::from_slice::<GpuRecord>(&content) {
                 Ok(record) if name == Self::file_name(record.pci) => records.push(record),
-                Ok(_) => warn!(file = name, "a record is of another GPU than its name says and is not used"),
-                Err(error) => warn!(file = name, %error, "a record cannot be read and is not used"),
+                Ok(_) => {
+                    complete = false;
+                    warn!(file = name, "a record is of another GPU than its name says and is not used");
+                }
+                Err(error) => {
+                    complete = false;
+                    warn!(file = name, %error, "a record cannot be read and is not used");
+                }
             }
         }
-        Ok(records)
+        Ok((records, complete))
     }
 
     async fn write_all(&self, records: Vec<GpuRecord>) -> Result<(), String> {

@@ -40,6 +40,9 @@ use crate::work::{Outcome, PreparedDevice, Work};
 /// The kubelet waits 45 s for a call; the answer must be there before.
 pub(crate) const BUDGET: Duration = Duration::from_secs(40);
 
+/// How long a reading waits for whoever works on a GPU.
+const FOREIGN_BUDGET: Duration = Duration::from_secs(10);
+
 /// What a plugin is made for.
 #[derive(Debug, Clone)]
 pub struct PluginConfig {
@@ -100,10 +103,10 @@ pub struct ClaimRequest {
 pub struct Observed {
     /// What is there.
     pub inventory: Arc<Inventory>,
-    /// What the journal says.
-    pub journal: Arc<JournalView>,
     /// The GPU instances that somebody else made, of each GPU that has any.
     pub foreign: BTreeMap<PciAddress, Vec<GpuInstance>>,
+    /// Whether some of them may be ours after all: look again soon.
+    pub uncertain: bool,
 }
 
 /// The kubelet side of a node. Clones are the same plugin.
@@ -122,6 +125,7 @@ pub(crate) struct Inner {
     pub(crate) work: Arc<Work>,
     pub(crate) registration: watch::Sender<Registration>,
     pub(crate) hardware_changed: watch::Sender<u64>,
+    pub(crate) serving: watch::Sender<bool>,
     pub(crate) metrics: Metrics,
     /// Since when a claim that has an entry is missing in the API.
     pub(crate) missing_since: Mutex<BTreeMap<ClaimUid, Instant>>,
@@ -175,6 +179,7 @@ impl Plugin {
                 work: Arc::new(work),
                 registration: watch::Sender::new(Registration::default()),
                 hardware_changed: watch::Sender::new(0),
+                serving: watch::Sender::new(false),
                 metrics: Metrics::default(),
                 missing_since: Mutex::default(),
             }),
@@ -189,6 +194,11 @@ impl Plugin {
     /// Whether the kubelet knows this plugin.
     pub fn registration(&self) -> watch::Receiver<Registration> {
         self.inner.registration.subscribe()
+    }
+
+    /// Whether the kubelet can be answered.
+    pub fn serving(&self) -> watch::Receiver<bool> {
+        self.inner.serving.subscribe()
     }
 
     /// Changes whenever this plugin changed hardware: the inventory is to be
@@ -272,19 +282,34 @@ impl Plugin {
         let after = self.journal().borrow().clone();
         let boot = self.boot_id();
         let mut foreign = BTreeMap::new();
+        let mut uncertain = false;
         for gpu in &inventory.gpus {
-            let unknown = gpu.mig.iter().flat_map(|mig| &mig.instances).any(|instance| {
-                before.owner(boot, gpu.pci, instance).is_none()
-                    && after.owner(boot, gpu.pci, instance).is_none()
-            });
-            if unknown {
-                let found = self.inner.foreign(gpu.pci).await?;
-                if !found.is_empty() {
-                    foreign.insert(gpu.pci, found);
+            let is_unknown = |instance: &&GpuInstance| {
+                before.owner(boot, gpu.pci, instance).is_none() && after.owner(boot, gpu.pci, instance).is_none()
+            };
+            let suspects: Vec<GpuInstance> =
+                gpu.mig.iter().flat_map(|mig| &mig.instances).filter(is_unknown).cloned().collect();
+            if suspects.is_empty() {
+                continue;
+            }
+            let decided = tokio::time::timeout(FOREIGN_BUDGET, self.inner.foreign(gpu.pci)).await;
+            let found = match decided.unwrap_or(Err(ObserveError::Busy)) {
+                Ok(found) => found,
+                Err(error) => {
+                    // One GPU never hides the others. What cannot be told from
+                    // a foreign instance may be in use: nothing beside it is
+                    // given out.
+                    let error = crate::chain(&error);
+                    warn!(gpu = %gpu.pci, error, "GPU instances that no entry made count as foreign for now");
+                    uncertain = true;
+                    suspects
                 }
+            };
+            if !found.is_empty() {
+                foreign.insert(gpu.pci, found);
             }
         }
-        Ok(Observed { inventory: Arc::new(inventory), journal: self.journal().borrow().clone(), foreign })
+        Ok(Observed { inventory: Arc::new(inventory), foreign, uncertain })
     }
 }
 
@@ -300,6 +325,9 @@ pub enum ObserveError {
     /// A lock file cannot be used.
     #[error("a GPU cannot be locked")]
     Lock(#[from] std::io::Error),
+    /// Somebody works on a GPU for longer than is waited here.
+    #[error("somebody works on the GPU")]
+    Busy,
     /// A defect of this program.
     #[error("an internal error; the log has more")]
     Panicked,
