@@ -67,6 +67,7 @@ impl Plugin {
         let registration = config.registry_dir.join(config.settings.driver.registration_socket());
         let mut changes = Changes::of(&[&config.plugin_dir, &config.registry_dir])?;
         let mut dra_server = self.serve_dra(&dra)?;
+        self.inner.serving.send_replace(true);
         let mut registration_server = self.serve_registration(&registration, &dra)?;
         let mut state = self.registration();
         let mut deadline = Instant::now() + REGISTRATION_TIME;
