@@ -81,18 +81,17 @@ pub struct PartitionStatus {
 
 /// Describes GPUs for an operator: what is there, whose it is, and what of it
 /// is not given out.
-pub fn gpus<'a>(
+pub fn gpus(
     inventory: &Inventory,
-    entries: impl Iterator<Item = &'a Entry> + Clone,
+    entries: &[&Entry],
     boot: &BootId,
     published: &[Device],
 ) -> Vec<GpuStatus> {
-    let mut gpus: Vec<GpuStatus> =
-        inventory.gpus.iter().map(|gpu| describe(gpu, entries.clone(), boot)).collect();
+    let mut gpus: Vec<GpuStatus> = inventory.gpus.iter().map(|gpu| describe(gpu, entries, boot)).collect();
     // A GPU that is lost is still published, and claims may still hold it.
     for device in published.iter().filter_map(|device| DeviceName::parse(&device.name).ok()) {
         if let Some(pci) = device.gpu().filter(|pci| gpus.iter().all(|gpu| gpu.pci != *pci)) {
-            gpus.push(lost(pci, entries.clone()));
+            gpus.push(lost(pci, entries));
         }
     }
     for gpu in &mut gpus {
@@ -102,10 +101,9 @@ pub fn gpus<'a>(
     gpus
 }
 
-fn describe<'a>(gpu: &Gpu, entries: impl Iterator<Item = &'a Entry> + Clone, boot: &BootId) -> GpuStatus {
+fn describe(gpu: &Gpu, entries: &[&Entry], boot: &BootId) -> GpuStatus {
     let mig = gpu.mig.as_ref();
     let partitions = mig.into_iter().flat_map(|mig| {
-        let entries = entries.clone();
         mig.instances.iter().map(move |instance| PartitionStatus {
             profile: mig.profile(instance.profile).map_or_else(
                 || format!("profile {}", instance.profile.0),
@@ -113,7 +111,7 @@ fn describe<'a>(gpu: &Gpu, entries: impl Iterator<Item = &'a Entry> + Clone, boo
             ),
             placement: instance.placement,
             held_by: entries
-                .clone()
+                .iter()
                 .find(|entry| entry.owns(boot, gpu.pci, instance))
                 .map(|entry| entry.claim.to_string()),
         })
@@ -137,7 +135,7 @@ fn describe<'a>(gpu: &Gpu, entries: impl Iterator<Item = &'a Entry> + Clone, boo
     }
 }
 
-fn lost<'a>(pci: PciAddress, entries: impl Iterator<Item = &'a Entry>) -> GpuStatus {
+fn lost(pci: PciAddress, entries: &[&Entry]) -> GpuStatus {
     GpuStatus {
         name: DeviceName::whole(pci),
         pci,
@@ -151,9 +149,10 @@ fn lost<'a>(pci: PciAddress, entries: impl Iterator<Item = &'a Entry>) -> GpuSta
     }
 }
 
-fn whole_holders<'a>(pci: PciAddress, entries: impl Iterator<Item = &'a Entry>) -> Vec<String> {
+fn whole_holders(pci: PciAddress, entries: &[&Entry]) -> Vec<String> {
     let whole = DeviceName::whole(pci);
     entries
+        .iter()
         .filter(|entry| entry.allocation.iter().any(|allocated| allocated.device == whole))
         .map(|entry| entry.claim.to_string())
         .collect()

@@ -19,7 +19,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Serve this node's GPUs: publish them, prepare and unprepare claims.
-    Node(NodeArguments),
+    Node(Box<NodeArguments>),
     /// Show this node's GPUs, placements and claims.
     Status(StatusArguments),
 }

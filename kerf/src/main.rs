@@ -16,7 +16,7 @@ use crate::arguments::{Arguments, Command};
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
-        Command::Node(arguments) => node::run(arguments),
+        Command::Node(arguments) => node::run(*arguments),
         Command::Status(arguments) => status::run(&arguments),
     };
     match result {

@@ -12,6 +12,7 @@ mod metrics;
 mod status_socket;
 
 use std::future::Future;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
@@ -61,59 +62,74 @@ pub(crate) fn run(arguments: NodeArguments) -> Result<()> {
     result
 }
 
+/// What the command line asks for.
+struct Wanted {
+    roots: Roots,
+    config: PluginConfig,
+    http_address: SocketAddr,
+}
+
+impl Wanted {
+    fn by(arguments: NodeArguments) -> Result<Self> {
+        let NodeArguments {
+            kubelet,
+            node_name,
+            cdi_root,
+            driver_root,
+            host_driver_root,
+            dev_root,
+            host_dev_root,
+            proc_root,
+            sys_root,
+            mig_mode,
+            mig_profiles,
+            foreign_partitions,
+            extra_mount,
+            http_address,
+            log_level: _,
+        } = arguments;
+        let roots = Roots {
+            host_driver: host_driver_root.unwrap_or_else(|| driver_root.clone()),
+            driver: driver_root,
+            host_dev: host_dev_root.unwrap_or_else(|| dev_root.clone()),
+            dev: dev_root,
+            proc: proc_root.clone(),
+            sys: sys_root,
+        };
+        let config = PluginConfig {
+            pool: gpu_pool(&node_name),
+            plugin_dir: kubelet.plugin_dir(),
+            registry_dir: kubelet.registry_dir(),
+            pod_resources_socket: kubelet.pod_resources_socket(),
+            cdi_dir: cdi_root,
+            extra_mounts: extra_mount.iter().map(|text| parse_mount(text)).collect::<Result<_>>()?,
+            proc_root,
+            settings: Settings {
+                driver: kubelet.driver_name,
+                node: node_name,
+                mig_mode,
+                mig_profiles,
+                foreign_partitions,
+            },
+        };
+        Ok(Self { roots, config, http_address })
+    }
+}
+
 async fn serve(arguments: NodeArguments) -> Result<()> {
-    let NodeArguments {
-        kubelet,
-        node_name,
-        cdi_root,
-        driver_root,
-        host_driver_root,
-        dev_root,
-        host_dev_root,
-        proc_root,
-        sys_root,
-        mig_mode,
-        mig_profiles,
-        foreign_partitions,
-        extra_mount,
-        http_address,
-        log_level: _,
-    } = arguments;
-    info!(version = env!("CARGO_PKG_VERSION"), node = node_name, driver = %kubelet.driver_name, "kerf node starts");
+    let Wanted { roots, config, http_address } = Wanted::by(arguments)?;
+    let settings = config.settings.clone();
+    let plugin_dir = config.plugin_dir.clone();
+    info!(version = env!("CARGO_PKG_VERSION"), node = settings.node, driver = %settings.driver, "kerf node starts");
     let cancel = CancellationToken::new();
-    let settings = Settings {
-        driver: kubelet.driver_name.clone(),
-        node: node_name.clone(),
-        mig_mode,
-        mig_profiles,
-        foreign_partitions,
-    };
-    let hardware = Arc::new(NvmlHardware::new(Roots {
-        host_driver: host_driver_root.unwrap_or_else(|| driver_root.clone()),
-        driver: driver_root,
-        host_dev: host_dev_root.unwrap_or_else(|| dev_root.clone()),
-        dev: dev_root,
-        proc: proc_root.clone(),
-        sys: sys_root,
-    }));
     let client = kube::Client::try_default().await.context(
         "the API server's address and credentials were not found (run in a pod, or set KUBECONFIG)",
     )?;
 
     let inventory = watch::Sender::new(None);
-    let config = PluginConfig {
-        pool: gpu_pool(&node_name),
-        plugin_dir: kubelet.plugin_dir(),
-        registry_dir: kubelet.registry_dir(),
-        pod_resources_socket: kubelet.pod_resources_socket(),
-        cdi_dir: cdi_root,
-        extra_mounts: extra_mount.iter().map(|text| parse_mount(text)).collect::<Result<_>>()?,
-        proc_root,
-        settings: settings.clone(),
-    };
     let claims = Arc::new(ApiClaims(client.clone()));
-    let plugin = Plugin::new(config, hardware, claims, inventory.subscribe())?;
-    let socket = StatusSocket::bind(&kubelet.plugin_dir()).context("the status socket cannot be made")?;
+    let plugin = Plugin::new(config, Arc::new(NvmlHardware::new(roots)), claims, inventory.subscribe())?;
+    let socket = StatusSocket::bind(&plugin_dir).context("the status socket cannot be made")?;
     let listener = TcpListener::bind(http_address)
         .await
         .with_context(|| format!("{http_address} cannot be served (see --http-address)"))?;
@@ -129,18 +145,18 @@ async fn serve(arguments: NodeArguments) -> Result<()> {
     let owner =
         Owner::new(plugin.clone(), channels).context("the records of what was published cannot be read")?;
     let desired = watch::Sender::new(None);
-    let identity = Identity { driver: settings.driver.clone(), node: node_name.clone() };
+    let identity = Identity { driver: settings.driver.clone(), node: settings.node.clone() };
     // A claim on what is published must find somebody who prepares it.
-    let (publisher, published) =
+    let (publisher, outcome) =
         Publisher::new(client.clone(), identity, desired.subscribe(), plugin.serving());
     let missing = watch::Sender::new(vec!["kerf node is starting".to_owned()]);
-    let registry = Arc::new(metrics::registry(plugin.clone(), published.clone(), missing.subscribe()));
+    let registry = Arc::new(metrics::registry(plugin.clone(), outcome.clone(), missing.subscribe()));
     let report = Report {
         settings,
         plugin: plugin.clone(),
         inventory: inventory.subscribe(),
         layout: layout.clone(),
-        published: published.clone(),
+        published: outcome.clone(),
         missing: missing.subscribe(),
     };
 
@@ -152,8 +168,7 @@ async fn serve(arguments: NodeArguments) -> Result<()> {
         socket.serve(move || report.json(), stop).await;
         Ok(())
     });
-    let readiness =
-        keep_readiness(plugin.registration(), published.clone(), trouble, missing, cancel.clone());
+    let readiness = keep_readiness(plugin.registration(), outcome.clone(), trouble, missing, cancel.clone());
     part(&mut parts, "readiness", readiness);
     let serving = plugin.clone();
     let stop = cancel.clone();
@@ -164,7 +179,7 @@ async fn serve(arguments: NodeArguments) -> Result<()> {
         let (reconciling, until) = (serving.clone(), stop.clone());
         tasks.spawn(async move { reconciling.keep_reconciled(until).await });
         tasks.spawn(owner.run(stop.clone()));
-        tasks.spawn(bridge(layout, desired, published, stored, stop.clone()));
+        tasks.spawn(bridge(layout, desired, outcome, stored, stop.clone()));
         tasks.spawn(publisher.run(stop.clone()));
         serving.serve(stop).await?;
         tasks.join_all().await;
@@ -305,7 +320,7 @@ impl Report {
             .filter_map(|slice| slice.devices.clone())
             .flatten()
             .collect();
-        let entries = journal.entries.values().map(AsRef::as_ref);
+        let entries: Vec<_> = journal.entries.values().map(AsRef::as_ref).collect();
         let status = NodeStatus {
             node: self.settings.node.clone(),
             driver: self.settings.driver.to_string(),
@@ -313,7 +328,7 @@ impl Report {
             nvidia_driver: inventory.as_ref().map(|inventory| inventory.driver_version.clone()),
             missing: self.missing.borrow().clone(),
             publication: Publication { pool: gpu_pool(&self.settings.node), generation, slices },
-            gpus: status::gpus(&inventory.unwrap_or_default(), entries, self.plugin.boot_id(), &devices),
+            gpus: status::gpus(&inventory.unwrap_or_default(), &entries, self.plugin.boot_id(), &devices),
         };
         serde_json::to_vec(&status).unwrap_or_default()
     }

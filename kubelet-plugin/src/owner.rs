@@ -38,7 +38,7 @@ const READ_BUDGET: Duration = Duration::from_secs(30);
 const SETTLE_EVENTS: Duration = Duration::from_secs(1);
 /// How often the hardware is read without an event, ±20 %. A driver that is
 /// reloaded tells nobody.
-const REREAD: Duration = Duration::from_secs(300);
+const REREAD: Duration = Duration::from_mins(5);
 /// The pause after a failed reading or writing; it doubles up to the longest.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_secs(30);
@@ -182,7 +182,7 @@ impl Owner {
             }
             let retry_at = (!troubles.is_empty()).then(|| Instant::now() + retry_after(failures));
             failures = if troubles.is_empty() { 0 } else { failures + 1 };
-            self.report(troubles);
+            self.report(&troubles);
             // What failed is not tried again before its pause is over.
             list_at = list_at.map(|at| retry_at.map_or(at, |retry_at| at.max(retry_at)));
             let wake = [Some(read_at), list_at, retry_at].into_iter().flatten().min();
@@ -237,7 +237,7 @@ impl Owner {
         &self.plugin.inner.config.settings
     }
 
-    fn report(&self, troubles: Vec<String>) {
+    fn report(&self, troubles: &[String]) {
         let trouble = (!troubles.is_empty()).then(|| troubles.join("; "));
         self.channels.trouble.send_if_modified(|last| {
             if *last == trouble {

@@ -16,7 +16,7 @@ use crate::{driver, emulator, exec, image, paths};
 const CLUSTER: &str = "demo";
 
 /// Only a hang takes this long.
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_mins(2);
 
 /// A story: a folder of `demo/`, and the containers whose view it shows.
 struct Story {

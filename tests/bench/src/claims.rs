@@ -18,11 +18,11 @@ use crate::figures::Times;
 const DRIVER: &str = "gpu.nvidia.com";
 const NAMESPACE: &str = "default";
 /// Only a hang takes this long.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_mins(1);
 
 #[derive(Debug)]
 pub(crate) struct Claims {
-    claims: Api<ResourceClaim>,
+    api: Api<ResourceClaim>,
     slices: Api<ResourceSlice>,
     node: String,
     pod: String,
@@ -63,7 +63,7 @@ impl Claims {
         };
         Ok(Self {
             pod: pod.metadata.uid.context("a created pod has a UID")?,
-            claims: Api::namespaced(client.clone(), NAMESPACE),
+            api: Api::namespaced(client.clone(), NAMESPACE),
             slices: Api::all(client),
             node: node.to_owned(),
             made: AtomicU64::new(0),
@@ -112,15 +112,15 @@ impl Claims {
             "metadata": {"name": name},
             "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER}}]}},
         }))?;
-        self.claims.delete(&name, &DeleteParams::default()).await.ok();
-        let claim = self.claims.create(&PostParams::default(), &claim).await?;
+        self.api.delete(&name, &DeleteParams::default()).await.ok();
+        let claim = self.api.create(&PostParams::default(), &claim).await?;
         let pool = format!("{}/gpu", self.node);
         let result = json!({"request": "gpu", "driver": DRIVER, "pool": pool, "device": device});
         let consumer = json!({"resource": "pods", "name": "bench", "uid": self.pod});
         let status = json!({
             "status": {"allocation": {"devices": {"results": [result]}}, "reservedFor": [consumer]},
         });
-        self.claims.patch_status(&name, &PatchParams::default(), &Patch::Merge(&status)).await?;
+        self.api.patch_status(&name, &PatchParams::default(), &Patch::Merge(&status)).await?;
         let uid = claim.metadata.uid.context("a created claim has a UID")?;
         Ok(Allocated { namespace: NAMESPACE.to_owned(), name, uid })
     }
@@ -131,7 +131,7 @@ impl Claims {
         let mut figures = Times::default();
         for _ in 0..times {
             let started = Instant::now();
-            self.claims.get(&claim.name).await?;
+            self.api.get(&claim.name).await?;
             figures.add(started.elapsed());
         }
         self.delete(&claim).await?;
@@ -140,8 +140,8 @@ impl Claims {
 
     pub(crate) async fn delete(&self, claim: &Allocated) -> Result<()> {
         let released = json!({"status": {"allocation": null, "reservedFor": null}});
-        self.claims.patch_status(&claim.name, &PatchParams::default(), &Patch::Merge(&released)).await?;
-        self.claims.delete(&claim.name, &DeleteParams::default()).await?;
+        self.api.patch_status(&claim.name, &PatchParams::default(), &Patch::Merge(&released)).await?;
+        self.api.delete(&claim.name, &DeleteParams::default()).await?;
         Ok(())
     }
 }
