@@ -276,7 +276,7 @@ struct Syncs(std::sync::Mutex<Vec<String>>);
 impl Syncs {
     fn note(&self, path: &std::path::Path) {
         let name = path.file_name().unwrap().to_str().unwrap();
-        self.0.lock().unwrap().push(name.split_once("_").map_or(name, |(name, _)| name).to_owned());
+        self.0.lock().unwrap().push(name.split_once('_').map_or(name, |(name, _)| name).to_owned());
     }
 }
 
