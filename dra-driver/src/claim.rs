@@ -171,6 +171,38 @@ impl Claim {
     }
 }
 
+/// Whether a claim is allocated just so: its results of a driver in a pool, in
+/// their order. Whether it may be prepared, and its configs, are not asked.
+pub fn is_allocated(
+    object: &ResourceClaim,
+    driver: &DriverName,
+    pool: &str,
+    allocation: &[Allocated],
+) -> bool {
+    let results = object
+        .status
+        .as_ref()
+        .and_then(|status| status.allocation.as_ref()?.devices.as_ref()?.results.as_deref())
+        .unwrap_or_default();
+    let found = results
+        .iter()
+        .filter(|result| result.driver == driver.as_str() && result.pool == pool)
+        .map(|result| (result.request.as_str(), result.device.as_str(), result.share_id.as_deref()));
+    let wanted =
+        allocation.iter().map(|one| (one.request.as_str(), one.device.as_str(), one.share_id.as_deref()));
+    found.eq(wanted)
+}
+
+/// Whether two allocations are the same shares of the same devices for the same
+/// requests. The API never changes an allocation, but what is resolved from its
+/// configs may be another thing to another version of this code.
+pub fn is_same(one: &[Allocated], other: &[Allocated]) -> bool {
+    fn keys(all: &[Allocated]) -> impl Iterator<Item = (&str, &str, &DeviceName, &Option<String>)> {
+        all.iter().map(|one| (one.request.as_str(), one.pool.as_str(), &one.device, &one.share_id))
+    }
+    keys(one).eq(keys(other))
+}
+
 /// The GPUs that results are on.
 pub fn gpus_of(allocation: &[Allocated]) -> BTreeSet<PciAddress> {
     allocation.iter().filter_map(|one| one.device.gpu()).collect()

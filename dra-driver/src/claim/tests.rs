@@ -98,3 +98,18 @@ fn a_result_that_cannot_be_this_nodes_is_refused() {
     let error = resolve(&claim(vec![twice.clone(), twice])).expect_err("refused");
     assert!(error.contains("allocated twice"), "{error}");
 }
+
+#[test]
+fn an_allocation_is_the_same_by_its_devices_whatever_its_configs_resolve_to() {
+    let claim = claim(vec![result("a", OURS, "node/gpu", "gpu-0000-65-00-0")]);
+    let allocation = resolve(&claim).expect("resolves").allocation;
+    let driver = OURS.parse().expect("a driver name");
+    assert!(is_allocated(&claim, &driver, "node/gpu", &allocation));
+    assert!(!is_allocated(&self::claim(vec![]), &driver, "node/gpu", &allocation));
+    assert!(!is_allocated(&ResourceClaim::default(), &driver, "node/gpu", &allocation));
+    let mut other = allocation.clone();
+    other[0].config = Some(DeviceConfig::Gpu);
+    assert!(other != allocation && is_same(&other, &allocation));
+    other[0].request = "b".to_owned();
+    assert!(!is_same(&other, &allocation));
+}
