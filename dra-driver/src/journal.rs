@@ -159,7 +159,11 @@ impl Entry {
 
     /// Whether a GPU instance was made for this entry.
     pub fn owns(&self, boot: &BootId, gpu: PciAddress, instance: &GpuInstance) -> bool {
-        self.boot_id == *boot && self.partitions().any(|step| step.gpu == gpu && step.owns(instance))
+        let owns = |step: &PartitionStep| match self.phase {
+            Phase::Started | Phase::Completed => step.owns(instance),
+            Phase::Undoing => step.owns_rest(instance),
+        };
+        self.boot_id == *boot && self.partitions().any(|step| step.gpu == gpu && owns(step))
     }
 
     /// The devices that nobody else may use as long as this entry stands.

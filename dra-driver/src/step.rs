@@ -7,7 +7,9 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::inventory::{ComputeInstanceId, GpuInstance, GpuInstanceId, MigMode, Placement, ProfileId};
+use crate::inventory::{
+    ComputeInstance, ComputeInstanceId, GpuInstance, GpuInstanceId, MigMode, Placement, ProfileId,
+};
 use crate::names::{PciAddress, ProfileName};
 
 /// One step.
@@ -61,7 +63,9 @@ pub enum PartitionProgress {
     /// The create call may have been made. A GPU instance at this profile and
     /// placement that is not in `existing` is ours.
     Intent {
-        /// The GPU instances of the GPU before the call.
+        /// The GPU instances that were in the way of the placement before the
+        /// call. Others are left out: when one of them goes, its id is given
+        /// again, and may be given to ours.
         existing: Vec<GpuInstanceId>,
     },
     /// The GPU instance is there; a compute instance may be.
@@ -100,17 +104,22 @@ impl PartitionStep {
             PartitionProgress::Intent { existing } => !existing.contains(&instance.id),
             PartitionProgress::Created { instance: id } => instance.id == *id,
             PartitionProgress::Ready { instance: id, compute_instance, uuid } => {
-                // Where a compute instance exists, its UUID must agree: ids
-                // alone are given again by the hardware.
-                instance.id == *id
-                    && instance
-                        .compute_instances
-                        .iter()
-                        .all(|found| found.id != *compute_instance || found.uuid == *uuid)
-                    && (instance.compute_instances.is_empty()
-                        || instance.compute_instances.iter().any(|found| found.id == *compute_instance))
+                // The UUID must agree: ids alone are given again by the
+                // hardware.
+                let is_ours = |found: &ComputeInstance| found.id == *compute_instance && found.uuid == *uuid;
+                instance.id == *id && instance.compute_instances.iter().any(is_ours)
             }
         }
+    }
+
+    /// Whether an existing instance is, or is the rest of, the one this step
+    /// made, while it is being undone: its compute instance goes first.
+    pub fn owns_rest(&self, instance: &GpuInstance) -> bool {
+        let is_rest = |id: &GpuInstanceId| {
+            self.describes(instance) && instance.id == *id && instance.compute_instances.is_empty()
+        };
+        self.owns(instance)
+            || matches!(&self.progress, PartitionProgress::Ready { instance: id, .. } if is_rest(id))
     }
 
     /// Whether it may have something on the hardware.

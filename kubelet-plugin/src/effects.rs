@@ -61,8 +61,8 @@ pub(crate) fn set_mig_mode(hardware: &dyn Hardware, step: &MigModeStep) -> Resul
 /// The first half of making a partition: its intent, from what is there now.
 pub(crate) fn intend(hardware: &dyn Hardware, step: &mut PartitionStep) -> Result<(), StepError> {
     let found = hardware.gpu_instances(step.gpu).map_err(|error| explain(hardware, step.gpu, error))?;
-    step.progress =
-        PartitionProgress::Intent { existing: found.iter().map(|instance| instance.id).collect() };
+    let in_the_way = found.iter().filter(|instance| instance.placement.overlaps(step.placement));
+    step.progress = PartitionProgress::Intent { existing: in_the_way.map(|instance| instance.id).collect() };
     Ok(())
 }
 
@@ -101,11 +101,13 @@ pub(crate) fn create_compute_instance(
 
 /// Takes a partition away, as far as it is there and ours.
 ///
+/// `resumed` is whether an earlier attempt may have taken its compute instance;
 /// `others` tells whether an instance was made for another entry; `record`
 /// writes the journal.
 pub(crate) fn undo_partition(
     hardware: &dyn Hardware,
     step: &mut PartitionStep,
+    resumed: bool,
     others: &dyn Fn(&GpuInstance) -> bool,
     record: &mut dyn FnMut(&PartitionStep) -> Result<(), StoreError>,
 ) -> Result<(), StepError> {
@@ -115,7 +117,10 @@ pub(crate) fn undo_partition(
     let gpu = step.gpu;
     let failed = |error| explain(hardware, gpu, error);
     let found = hardware.gpu_instances(gpu).map_err(failed)?;
-    let Some(instance) = found.into_iter().find(|instance| step.owns(instance) && !others(instance)) else {
+    let is_ours = |instance: &GpuInstance| {
+        if resumed { step.owns_rest(instance) } else { step.owns(instance) }
+    };
+    let Some(instance) = found.into_iter().find(|instance| is_ours(instance) && !others(instance)) else {
         step.progress = PartitionProgress::Absent;
         return Ok(());
     };

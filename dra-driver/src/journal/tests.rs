@@ -151,7 +151,10 @@ fn an_instance_is_ours_only_if_all_that_is_known_of_it_agrees() {
         uuid: "MIG-1".to_owned(),
     });
     assert!(ready.owns(&boot, pci(1), &instance(8, 4, Some("MIG-1"))));
-    assert!(ready.owns(&boot, pci(1), &instance(8, 4, None)), "half undone");
+    assert!(!ready.owns(&boot, pci(1), &instance(8, 4, None)), "without what proves it");
+    let undoing = Entry { phase: Phase::Undoing, ..ready.clone() };
+    assert!(undoing.owns(&boot, pci(1), &instance(8, 4, None)), "half undone");
+    assert!(!undoing.owns(&boot, pci(1), &instance(8, 4, Some("MIG-2"))), "another compute instance");
     assert!(!ready.owns(&boot, pci(1), &instance(8, 4, Some("MIG-2"))), "another compute instance");
     assert!(!with(PartitionProgress::Absent).owns(&boot, pci(1), &instance(8, 4, None)));
 }
