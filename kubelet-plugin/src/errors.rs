@@ -55,21 +55,9 @@ pub enum PrepareError {
     /// The CDI spec cannot be written.
     #[error(transparent)]
     Cdi(#[from] CdiError),
-    /// A lock file cannot be used.
-    #[error("the claim or its GPUs cannot be locked")]
-    Lock(#[source] std::io::Error),
-    /// It takes longer than the kubelet waits.
-    #[error(
-        "not done within {seconds} s: the GPU, or the driver below, is busy or hangs; the work goes on and the \
-         kubelet's next attempt finds it where it is"
-    )]
-    Budget {
-        /// How long it was waited.
-        seconds: u64,
-    },
-    /// A defect of this program.
-    #[error("an internal error; the log has more")]
-    Panicked,
+    /// It could not be worked on, or not to the end.
+    #[error(transparent)]
+    Work(#[from] WorkError),
 }
 
 impl PrepareError {
@@ -98,9 +86,17 @@ pub enum UndoError {
     /// The CDI spec cannot be removed.
     #[error(transparent)]
     Cdi(#[from] CdiError),
+    /// It could not be worked on, or not to the end.
+    #[error(transparent)]
+    Work(#[from] WorkError),
+}
+
+/// Why work was not begun, or did not come back in time.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkError {
     /// A lock file cannot be used.
     #[error("the claim or its GPUs cannot be locked")]
-    Lock(#[source] std::io::Error),
+    Lock(#[from] std::io::Error),
     /// It takes longer than the kubelet waits.
     #[error(
         "not done within {seconds} s: the GPU, or the driver below, is busy or hangs; the work goes on and the \

@@ -43,7 +43,7 @@ impl Inner {
                         debug!(?event, "a GPU reports");
                     }
                     if event.is_some() || missed {
-                        self.hardware_changed.send_modify(|count| *count = count.wrapping_add(1));
+                        self.work.announce();
                     }
                 }
                 Err(error) => {

@@ -43,7 +43,7 @@ pub use cdi::{CdiError, ExtraMount};
 pub use claims::{ClaimSource, ClaimSourceError};
 pub use disk::{Files, HostFiles};
 pub use effects::StepError;
-pub use errors::{PrepareError, UndoError};
+pub use errors::{PrepareError, UndoError, WorkError};
 pub use metrics::{BUCKETS, Counted, Metrics, Operation};
 pub use owner::{Channels, NodeLayout, Owner, Stored};
 pub use plugin::{ClaimRequest, ObserveError, Observed, Plugin, PluginConfig, PluginError};

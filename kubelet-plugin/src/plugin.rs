@@ -12,14 +12,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kerf_dra_driver::claim::{Claim, ClaimError};
 use kerf_dra_driver::hardware::Hardware;
 use kerf_dra_driver::inventory::{GpuInstance, Inventory};
-use kerf_dra_driver::journal::BootId;
+use kerf_dra_driver::journal::{BootId, GpusInName};
 use kerf_dra_driver::model::Settings;
 use kerf_dra_driver::names::{ClaimUid, PciAddress};
 use tokio::sync::watch;
@@ -29,8 +28,8 @@ use tracing::{info, warn};
 use crate::cdi::{self, ExtraMount};
 use crate::claims::ClaimSource;
 use crate::disk::{Disk, Files, HostFiles};
-use crate::errors::{PrepareError, UndoError};
-use crate::lock::Locks;
+use crate::errors::{PrepareError, UndoError, WorkError};
+use crate::lock::{Held, Locks};
 use crate::metrics::{Metrics, Operation};
 use crate::registration::Registration;
 use crate::store::{Store, StoreError};
@@ -124,7 +123,6 @@ pub(crate) struct Inner {
     pub(crate) locks: Locks,
     pub(crate) work: Arc<Work>,
     pub(crate) registration: watch::Sender<Registration>,
-    pub(crate) hardware_changed: watch::Sender<u64>,
     pub(crate) serving: watch::Sender<bool>,
     pub(crate) metrics: Metrics,
     /// Since when a claim that has an entry is missing in the API.
@@ -167,7 +165,7 @@ impl Plugin {
             store: Store::open(disk.clone(), &state)?,
             cdi: cdi::Folder::new(disk.clone(), config.cdi_dir.clone(), &config.settings.driver),
             mode_failures: Mutex::default(),
-            hardware_touched: AtomicBool::new(false),
+            hardware_changed: watch::Sender::new(0),
         };
         Ok(Self {
             inner: Arc::new(Inner {
@@ -178,7 +176,6 @@ impl Plugin {
                 locks,
                 work: Arc::new(work),
                 registration: watch::Sender::new(Registration::default()),
-                hardware_changed: watch::Sender::new(0),
                 serving: watch::Sender::new(false),
                 metrics: Metrics::default(),
                 missing_since: Mutex::default(),
@@ -204,7 +201,7 @@ impl Plugin {
     /// Changes whenever this plugin changed hardware: the inventory is to be
     /// read again.
     pub fn hardware_changed(&self) -> watch::Receiver<u64> {
-        self.inner.hardware_changed.subscribe()
+        self.inner.work.hardware_changed.subscribe()
     }
 
     /// The running boot.
@@ -224,7 +221,7 @@ impl Plugin {
             let started = Instant::now();
             let result = tokio::time::timeout(BUDGET, plugin.inner.prepare(&request))
                 .await
-                .unwrap_or(Err(PrepareError::Budget { seconds: BUDGET.as_secs() }));
+                .unwrap_or(Err(WorkError::Budget { seconds: BUDGET.as_secs() }.into()));
             let elapsed = started.elapsed();
             plugin.inner.metrics.record(Operation::Prepare, elapsed, result.is_ok());
             let (namespace, name, uid) = (&request.namespace, &request.name, &request.uid);
@@ -243,7 +240,7 @@ impl Plugin {
             }
             result
         });
-        task.await.unwrap_or(Err(PrepareError::Panicked))
+        task.await.unwrap_or(Err(WorkError::Panicked.into()))
     }
 
     /// Undoes a claim. It goes on if the caller stops waiting.
@@ -254,7 +251,7 @@ impl Plugin {
             let uid: ClaimUid = uid.parse()?;
             let result = tokio::time::timeout(BUDGET, plugin.inner.unprepare(&uid))
                 .await
-                .unwrap_or(Err(UndoError::Budget { seconds: BUDGET.as_secs() }));
+                .unwrap_or(Err(WorkError::Budget { seconds: BUDGET.as_secs() }.into()));
             let elapsed = started.elapsed();
             plugin.inner.metrics.record(Operation::Unprepare, elapsed, result.is_ok());
             match &result {
@@ -265,7 +262,7 @@ impl Plugin {
             }
             result
         });
-        task.await.unwrap_or(Err(UndoError::Panicked))
+        task.await.unwrap_or(Err(WorkError::Panicked.into()))
     }
 
     /// Reads the hardware, and tells whose its GPU instances are.
@@ -285,7 +282,8 @@ impl Plugin {
         let mut uncertain = false;
         for gpu in &inventory.gpus {
             let is_unknown = |instance: &&GpuInstance| {
-                before.owner(boot, gpu.pci, instance).is_none() && after.owner(boot, gpu.pci, instance).is_none()
+                before.owner(boot, gpu.pci, instance).is_none()
+                    && after.owner(boot, gpu.pci, instance).is_none()
             };
             let suspects: Vec<GpuInstance> =
                 gpu.mig.iter().flat_map(|mig| &mig.instances).filter(is_unknown).cloned().collect();
@@ -336,14 +334,13 @@ pub enum ObserveError {
 impl Inner {
     async fn prepare(&self, request: &ClaimRequest) -> Result<Vec<PreparedDevice>, PrepareError> {
         let uid: ClaimUid = request.uid.parse()?;
-        let own = self.locks.claim(&uid).await.map_err(PrepareError::Lock)?;
-        let own = Arc::new(own);
+        let own = self.lock_claim(&uid).await?;
         let mut claim = self.resolve(request, &uid).await?;
         let mut wanted = claim.gpus();
         wanted.extend(self.known_gpus(&uid));
         let mut again = false;
         loop {
-            let gpus = self.locks.gpus(&wanted).await.map_err(PrepareError::Lock)?;
+            let gpus = self.lock_gpus(&wanted).await?;
             if gpus.waited || again {
                 claim = self.resolve(request, &uid).await?;
                 let now = claim.gpus();
@@ -354,19 +351,9 @@ impl Inner {
                 }
             }
             let known = self.inventory.borrow().clone().ok_or(PrepareError::NoInventory)?;
-            let (work, own, changed) =
-                (Arc::clone(&self.work), Arc::clone(&own), self.hardware_changed.clone());
             let (claim_here, locked) = (claim.clone(), wanted.clone());
-            let outcome = blocking(move || {
-                let outcome = work.prepare(&claim_here, &locked, &known);
-                if work.take_hardware_touched() {
-                    changed.send_modify(|count| *count = count.wrapping_add(1));
-                }
-                drop((gpus, own));
-                outcome
-            })
-            .await
-            .ok_or(PrepareError::Panicked)??;
+            let outcome =
+                self.under(&own, gpus, move |work| work.prepare(&claim_here, &locked, &known)).await??;
             match outcome {
                 Outcome::Done(devices) => return Ok(devices),
                 Outcome::NeedsGpus(more) => wanted.extend(more),
@@ -381,33 +368,81 @@ impl Inner {
     }
 
     pub(crate) async fn unprepare(&self, uid: &ClaimUid) -> Result<(), UndoError> {
-        let own = Arc::new(self.locks.claim(uid).await.map_err(UndoError::Lock)?);
+        self.settled(uid, Work::unprepare).await
+    }
+
+    /// Works on a claim under its lock and those of its GPUs, of more and more
+    /// GPUs until they are enough.
+    pub(crate) async fn settled<T, E>(
+        &self,
+        uid: &ClaimUid,
+        work: impl Fn(&Work, &ClaimUid, &BTreeSet<PciAddress>) -> Result<Outcome<T>, E> + Clone + Send + 'static,
+    ) -> Result<T, E>
+    where
+        T: Send + 'static,
+        E: From<WorkError> + Send + 'static,
+    {
+        let own = self.lock_claim(uid).await?;
+        self.settled_under(&own, uid, work).await
+    }
+
+    /// The same for who has the claim's lock.
+    pub(crate) async fn settled_under<T, E>(
+        &self,
+        own: &Arc<Held>,
+        uid: &ClaimUid,
+        work: impl Fn(&Work, &ClaimUid, &BTreeSet<PciAddress>) -> Result<Outcome<T>, E> + Clone + Send + 'static,
+    ) -> Result<T, E>
+    where
+        T: Send + 'static,
+        E: From<WorkError> + Send + 'static,
+    {
         let mut wanted = self.known_gpus(uid);
         loop {
-            let gpus = self.locks.gpus(&wanted).await.map_err(UndoError::Lock)?;
-            let (work, own, changed) =
-                (Arc::clone(&self.work), Arc::clone(&own), self.hardware_changed.clone());
-            let (uid, locked) = (uid.clone(), wanted.clone());
-            let outcome = blocking(move || {
-                let outcome = work.unprepare(&uid, &locked);
-                if work.take_hardware_touched() {
-                    changed.send_modify(|count| *count = count.wrapping_add(1));
-                }
-                drop((gpus, own));
-                outcome
-            })
-            .await
-            .ok_or(UndoError::Panicked)??;
-            match outcome {
-                Outcome::Done(()) => return Ok(()),
+            let gpus = self.lock_gpus(&wanted).await?;
+            let (uid, locked, work) = (uid.clone(), wanted.clone(), work.clone());
+            match self.under(own, gpus, move |all| work(all, &uid, &locked)).await?? {
+                Outcome::Done(done) => return Ok(done),
                 Outcome::NeedsGpus(more) => wanted.extend(more),
             }
         }
     }
 
-    /// The GPUs that a claim's entry touches, as far as this process knows.
-    pub(crate) fn known_gpus(&self, uid: &ClaimUid) -> BTreeSet<PciAddress> {
-        self.work.store.view().borrow().entries.get(uid).map(|entry| entry.gpus()).unwrap_or_default()
+    /// Runs work that takes its locks along.
+    async fn under<T: Send + 'static>(
+        &self,
+        claim: &Arc<Held>,
+        gpus: Held,
+        work: impl FnOnce(&Work) -> T + Send + 'static,
+    ) -> Result<T, WorkError> {
+        let (all, claim) = (Arc::clone(&self.work), Arc::clone(claim));
+        let done = blocking(move || {
+            let done = work(&all);
+            drop((gpus, claim));
+            done
+        });
+        done.await.ok_or(WorkError::Panicked)
+    }
+
+    pub(crate) async fn lock_claim(&self, uid: &ClaimUid) -> Result<Arc<Held>, WorkError> {
+        Ok(Arc::new(self.locks.claim(uid).await?))
+    }
+
+    async fn lock_gpus(&self, gpus: &BTreeSet<PciAddress>) -> Result<Held, WorkError> {
+        Ok(self.locks.gpus(gpus).await?)
+    }
+
+    /// The GPUs that a claim's entry touches, as far as this process knows;
+    /// also one that cannot be read.
+    fn known_gpus(&self, uid: &ClaimUid) -> BTreeSet<PciAddress> {
+        let view = self.work.store.view().borrow();
+        let mut gpus = view.entries.get(uid).map(|entry| entry.gpus()).unwrap_or_default();
+        for file in view.quarantined.values().filter(|file| file.uid == *uid) {
+            if let GpusInName::These(these) = &file.gpus {
+                gpus.extend(these);
+            }
+        }
+        gpus
     }
 
     /// The GPU instances of a GPU that no entry made, decided under its lock.

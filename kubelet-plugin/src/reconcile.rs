@@ -4,14 +4,13 @@
 //! On a healthy node a round writes nothing. It never touches a GPU
 //! instance that no entry made, and a CDI file that is not this driver's.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use futures::StreamExt;
 use futures::future::join_all;
-use k8s_openapi::api::resource::v1::ResourceClaim;
-use kerf_dra_driver::claim::Claim;
-use kerf_dra_driver::inventory::Inventory;
+use kerf_dra_driver::claim;
 use kerf_dra_driver::journal::{Entry, Phase};
 use kerf_dra_driver::names::{ClaimUid, PciAddress};
 use tokio::time::Instant;
@@ -19,26 +18,30 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::claims::ClaimSourceError;
-use crate::errors::{PrepareError, UndoError};
+use crate::errors::{PrepareError, UndoError, WorkError};
 use crate::metrics::Operation;
 use crate::plugin::{BUDGET, Inner, Plugin, PluginError, blocking};
 use crate::pods;
-use crate::work::Outcome;
+use crate::work::{Outcome, Work, missing};
 
 /// How long a claim must be gone from the API before what it has is taken.
 const GONE: Duration = Duration::from_mins(10);
+/// How many claims are asked for at once.
+const QUESTIONS: usize = 8;
 /// The time between two rounds, ±20 %.
 const ROUND: Duration = Duration::from_mins(4);
 
 impl Plugin {
-    /// Removes what a crash left half written and reconciles once. To be
-    /// called before [`Plugin::serve`].
+    /// Removes what a crash left half written, and settles what needs nobody
+    /// else: the kubelet waits for this, so the API is not asked. To be called
+    /// before [`Plugin::serve`].
     pub async fn start(&self) -> Result<(), PluginError> {
         if self.inner.locks.is_alone() {
             self.inner.work.store.sweep()?;
             self.inner.work.cdi.sweep()?;
         }
-        self.reconcile_now().await;
+        self.inner.reconcile_entries().await;
+        self.inner.reconcile_specs().await;
         Ok(())
     }
 
@@ -47,19 +50,23 @@ impl Plugin {
     pub async fn reconcile_now(&self) {
         let started = Instant::now();
         let entries = self.inner.reconcile_entries().await;
+        self.inner.reconcile_specs().await;
         self.inner.reconcile_claims().await;
         self.inner.metrics.record(Operation::Reconcile, started.elapsed(), entries);
     }
 
-    /// Reconciles every few minutes, and the local part whenever the inventory
-    /// changes, until cancelled.
+    /// Reconciles at once and then every few minutes, and the local part
+    /// whenever the inventory changes, until cancelled.
     pub async fn keep_reconciled(&self, cancel: CancellationToken) {
         let mut inventory = self.inner.inventory.clone();
+        let mut due = Instant::now();
         loop {
-            let pause = ROUND.mul_f64(0.8 + 0.4 * fastrand::f64());
             tokio::select! {
                 () = cancel.cancelled() => return,
-                () = tokio::time::sleep(pause) => self.reconcile_now().await,
+                () = tokio::time::sleep_until(due) => {
+                    self.reconcile_now().await;
+                    due = Instant::now() + ROUND.mul_f64(0.8 + 0.4 * fastrand::f64());
+                }
                 changed = inventory.changed() => {
                     if changed.is_err() {
                         return;
@@ -83,54 +90,45 @@ impl Inner {
             }
             None => return false,
         }
-        let uids: Vec<ClaimUid> = self.work.store.view().borrow().entries.keys().cloned().collect();
+        let uids: BTreeSet<ClaimUid> = {
+            let view = self.work.store.view().borrow();
+            let unreadable = view.quarantined.values().map(|file| &file.uid);
+            view.entries.keys().chain(unreadable).cloned().collect()
+        };
         let results = join_all(uids.iter().map(|uid| async move {
-            let result = tokio::time::timeout(BUDGET, self.reconcile_entry(uid))
-                .await
-                .unwrap_or(Err(PrepareError::Budget { seconds: BUDGET.as_secs() }));
+            let known = self.inventory.borrow().is_some();
+            let work = move |work: &Work, uid: &ClaimUid, gpus: &BTreeSet<PciAddress>| {
+                work.reconcile(uid, gpus, known)
+            };
+            let result = within_budget(self.settled(uid, work)).await;
             if let Err(error) = &result {
                 warn!(%uid, error = crate::chain(error), "an entry cannot be reconciled now");
             }
             result.is_ok()
         }));
-        results.await.into_iter().all(|well| well)
+        let well = results.await.into_iter().all(|well| well);
+        self.reconcile_modes().await;
+        well
     }
 
-    async fn reconcile_entry(&self, uid: &ClaimUid) -> Result<(), PrepareError> {
-        let own = Arc::new(self.locks.claim(uid).await.map_err(PrepareError::Lock)?);
-        let mut wanted = self.known_gpus(uid);
-        loop {
-            let gpus = self.locks.gpus(&wanted).await.map_err(PrepareError::Lock)?;
-            let known = self.inventory.borrow().clone();
-            let (work, own, changed) =
-                (Arc::clone(&self.work), Arc::clone(&own), self.hardware_changed.clone());
-            let (uid, locked) = (uid.clone(), wanted.clone());
-            let outcome = blocking(move || {
-                let outcome = work.reconcile(&uid, &locked, known.as_deref());
-                if work.take_hardware_touched() {
-                    changed.send_modify(|count| *count = count.wrapping_add(1));
-                }
-                drop((gpus, own));
-                outcome
-            })
-            .await
-            .ok_or(PrepareError::Panicked)??;
-            match outcome {
-                Outcome::Done(()) => return Ok(()),
-                Outcome::NeedsGpus(more) => wanted.extend(more),
+    /// GPUs that did not take a mode: who was in the way may be gone.
+    async fn reconcile_modes(&self) {
+        for gpu in self.work.refused_modes() {
+            let Ok(held) = self.locks.gpus(&BTreeSet::from([gpu])).await else { continue };
+            let work = Arc::clone(&self.work);
+            let forgiven = blocking(move || {
+                let forgiven = work.forgive_mode(gpu);
+                drop(held);
+                forgiven
+            });
+            if let Some(Err(error)) = forgiven.await {
+                warn!(%gpu, error = crate::chain(&error), "whether the GPU can take its mode is not known");
             }
         }
     }
 
-    /// Journal and CDI folder ↔ API. Each claim is asked for by name: a list
-    /// would grow with the cluster.
-    async fn reconcile_claims(&self) {
-        self.reconcile_specs().await;
-        self.unprepare_gone().await;
-    }
-
-    /// CDI files without an entry: of a claim that is allocated, the journal
-    /// was lost, and the file tells what was in it; any other is left over.
+    /// CDI files without an entry: one of this boot tells what was in it, for
+    /// the journal was lost; any other is left over.
     async fn reconcile_specs(&self) {
         let work = Arc::clone(&self.work);
         let Some(Ok(specs)) = blocking(move || work.cdi.claims()).await else { return };
@@ -138,77 +136,65 @@ impl Inner {
             if self.work.store.view().borrow().entries.contains_key(&uid) {
                 continue;
             }
-            let (work, of) = (Arc::clone(&self.work), uid.clone());
-            let Some(written) = blocking(move || work.cdi.entry(&of)).await else { return };
-            // A file that does not tell its claim was not written here as it is.
-            let live = match &written {
-                Some(written) => self.live(written).await,
-                None => Ok(None),
-            };
-            let claim = match live {
-                Ok(object) => object.and_then(|object| {
-                    Claim::resolve(&object, &uid, &self.config.settings.driver, &self.config.pool).ok()
-                }),
-                Err(error) => {
-                    warn!(%uid, error = crate::chain(&error), "a CDI file without a journal entry stays for now");
-                    continue;
-                }
-            };
-            let done = tokio::time::timeout(BUDGET, self.reconcile_spec(&uid, claim)).await;
-            if let Ok(Err(error)) = done {
+            let done = within_budget(self.settled(&uid, Work::reconcile_spec)).await;
+            if let Err(error) = done {
                 warn!(%uid, error = crate::chain(&error), "a CDI file without a journal entry stays");
             }
         }
     }
 
-    /// The claim of an entry, if the API still has it: another one of the same
-    /// name is another claim.
-    async fn live(&self, entry: &Entry) -> Result<Option<ResourceClaim>, ClaimSourceError> {
-        let object = self.claims.get(&entry.claim.namespace, &entry.claim.name).await?;
-        Ok(object.filter(|object| object.metadata.uid.as_deref() == Some(entry.uid.as_str())))
-    }
-
-    async fn reconcile_spec(&self, uid: &ClaimUid, claim: Option<Claim>) -> Result<(), PrepareError> {
-        let own = self.locks.claim(uid).await.map_err(PrepareError::Lock)?;
-        let gpus = claim.as_ref().map(Claim::gpus).unwrap_or_default();
-        let held = self.locks.gpus(&gpus).await.map_err(PrepareError::Lock)?;
-        let (work, uid) = (Arc::clone(&self.work), uid.clone());
-        blocking(move || {
-            let result = work.reconcile_spec(&uid, claim.as_ref(), &gpus);
-            drop((held, own));
-            result
-        })
-        .await
-        .unwrap_or(Err(PrepareError::Panicked))
-    }
-
-    /// Entries of claims that have been gone from the API for long enough, and
-    /// that no pod uses: the kubelet forgot them.
-    async fn unprepare_gone(&self) {
-        let view = self.work.store.view().borrow().clone();
-        let mut gone = BTreeMap::new();
-        for entry in view.entries.values() {
-            match self.live(entry).await {
-                Ok(Some(_)) => {}
-                Ok(None) => {
-                    gone.insert(&entry.uid, entry);
+    /// Journal ↔ API. Each claim is asked for by name: a list would grow with
+    /// the cluster.
+    async fn reconcile_claims(&self) {
+        let entries: Vec<Arc<Entry>> = self.work.store.view().borrow().entries.values().cloned().collect();
+        let states: Vec<(Arc<Entry>, Option<bool>)> = futures::stream::iter(entries)
+            .map(|entry| async move {
+                let live = self.is_live(&entry).await;
+                if let Err(error) = &live {
+                    warn!(claim = %entry.claim, error = crate::chain(error), "the claim cannot be read now");
                 }
-                Err(error) => {
-                    warn!(error = crate::chain(&error), "claims cannot be read; nothing is unprepared");
-                    return;
-                }
+                (entry, live.ok())
+            })
+            .buffered(QUESTIONS)
+            .collect()
+            .await;
+        self.unprepare_gone(&states).await;
+        let former = |entry: &Entry| entry.boot_id != self.work.boot && entry.phase == Phase::Completed;
+        let live = states.into_iter().filter(|(entry, live)| *live == Some(true) && former(entry));
+        for (entry, _) in live {
+            let Some(known) = self.inventory.borrow().clone() else { return };
+            let renew =
+                move |work: &Work, uid: &ClaimUid, gpus: &BTreeSet<PciAddress>| work.renew(uid, gpus, &known);
+            if let Err(error) = within_budget(self.settled(&entry.uid, renew)).await {
+                warn!(claim = %entry.claim, error = crate::chain(&error), "it is not prepared again yet");
             }
         }
+    }
+
+    /// Whether the claim of an entry is still allocated as it was then: another
+    /// one of the same name is another claim, and one that was deallocated has
+    /// nothing here.
+    async fn is_live(&self, entry: &Entry) -> Result<bool, ClaimSourceError> {
+        let object = self.claims.get(&entry.claim.namespace, &entry.claim.name).await?;
+        let (driver, pool) = (&self.config.settings.driver, &self.config.pool);
+        Ok(object.is_some_and(|object| {
+            object.metadata.uid.as_deref() == Some(entry.uid.as_str())
+                && claim::is_allocated(&object, driver, pool, &entry.allocation)
+        }))
+    }
+
+    /// Entries whose claims have been gone, or not allocated any more, for long
+    /// enough, and that no pod uses: the kubelet forgot them.
+    async fn unprepare_gone(&self, states: &[(Arc<Entry>, Option<bool>)]) {
         let now = Instant::now();
-        let due: Vec<_> = {
+        let due: Vec<&Arc<Entry>> = {
             let mut since = self.missing_since.lock().unwrap_or_else(PoisonError::into_inner);
-            since.retain(|uid, _| gone.contains_key(uid));
-            gone.into_values()
-                .filter(|entry| {
-                    let first = since.entry(entry.uid.clone()).or_insert(now);
-                    now.duration_since(*first) >= GONE
-                })
-                .cloned()
+            // What was not answered changes nothing.
+            let kept: BTreeSet<_> =
+                states.iter().filter(|(_, live)| *live != Some(true)).map(|(entry, _)| &entry.uid).collect();
+            since.retain(|uid, _| kept.contains(uid));
+            let gone = states.iter().filter(|(_, live)| *live == Some(false)).map(|(entry, _)| entry);
+            gone.filter(|entry| now.duration_since(*since.entry(entry.uid.clone()).or_insert(now)) >= GONE)
                 .collect()
         };
         if due.is_empty() {
@@ -227,36 +213,54 @@ impl Inner {
             if in_use.includes(&entry.claim, &prefix) {
                 continue;
             }
-            info!(claim = %entry.claim, uid = %entry.uid, "the claim is gone from the API; unpreparing it");
-            let result = tokio::time::timeout(BUDGET, self.unprepare(&entry.uid))
-                .await
-                .unwrap_or(Err(UndoError::Budget { seconds: BUDGET.as_secs() }));
-            if let Err(error) = result {
+            if let Err(error) = within_budget(self.unprepare_former(entry)).await {
                 warn!(claim = %entry.claim, error = crate::chain(&error), "it cannot be unprepared now");
             }
         }
     }
+
+    /// Undoes an entry, unless its claim came back and was prepared meanwhile:
+    /// a named claim keeps its UID.
+    async fn unprepare_former(&self, entry: &Arc<Entry>) -> Result<(), UndoError> {
+        // Who prepares it after this asks the API under the same lock.
+        let own = self.lock_claim(&entry.uid).await?;
+        if !matches!(self.is_live(entry).await, Ok(false)) {
+            return Ok(());
+        }
+        let former = Arc::clone(entry);
+        let undo = move |work: &Work, uid: &ClaimUid, gpus: &BTreeSet<PciAddress>| {
+            if !work.store.touching(Some(uid), gpus)?.contains(&former) {
+                return Ok(Outcome::Done(()));
+            }
+            info!(claim = %former.claim, %uid, "the claim has nothing here any more; unpreparing it");
+            work.unprepare(uid, gpus)
+        };
+        self.settled_under(&own, &entry.uid, undo).await
+    }
+}
+
+/// One claim's part of a round. What takes longer goes on without the round.
+async fn within_budget<T, E: From<WorkError>>(work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+    let late = |_| Err(WorkError::Budget { seconds: BUDGET.as_secs() }.into());
+    tokio::time::timeout(BUDGET, work).await.unwrap_or_else(late)
 }
 
 /// What of a round is done under the locks.
-impl crate::work::Work {
+impl Work {
     fn reconcile(
         &self,
         uid: &ClaimUid,
         gpus: &BTreeSet<PciAddress>,
-        known: Option<&Inventory>,
+        known: bool,
     ) -> Result<Outcome<()>, PrepareError> {
         let mut entries = self.store.touching(Some(uid), gpus)?;
-        if let Some(more) = crate::work::missing(&entries, gpus, uid) {
+        if let Some(more) = missing(&entries, gpus, uid) {
             return Ok(Outcome::NeedsGpus(more));
         }
         self.settle(&mut entries);
-        let own = entries.iter().find(|entry| entry.uid == *uid && entry.phase == Phase::Completed).cloned();
-        let (Some(own), Some(known)) = (own, known) else { return Ok(Outcome::Done(())) };
-        if own.boot_id == self.boot {
-            self.check(&own)?;
-        } else {
-            self.renew(&own, &entries, known)?;
+        let own = entries.iter().find(|entry| entry.uid == *uid && entry.phase == Phase::Completed);
+        if let Some(own) = own.filter(|own| known && own.boot_id == self.boot) {
+            self.check(own)?;
         }
         Ok(Outcome::Done(()))
     }
@@ -264,34 +268,20 @@ impl crate::work::Work {
     fn reconcile_spec(
         &self,
         uid: &ClaimUid,
-        claim: Option<&Claim>,
         gpus: &BTreeSet<PciAddress>,
-    ) -> Result<(), PrepareError> {
-        let entries = self.store.touching(Some(uid), gpus)?;
-        if entries.iter().any(|entry| entry.uid == *uid) {
-            return Ok(());
+    ) -> Result<Outcome<()>, PrepareError> {
+        let mut entries = self.store.touching(Some(uid), gpus)?;
+        if let Some(more) = self.restore(uid, gpus, &mut entries)? {
+            return Ok(Outcome::NeedsGpus(more));
         }
-        let Some(claim) = claim else {
+        // One that is proof, or may be to another version, stays.
+        let stays = entries.iter().any(|entry| entry.uid == *uid)
+            || self.proof(uid, &entries).is_some()
+            || self.is_quarantined(uid);
+        if !stays {
             info!(%uid, "removing a CDI file that no claim has");
             self.cdi.remove(uid)?;
-            return Ok(());
-        };
-        let written = self.cdi.entry(uid).filter(|entry| {
-            entry.boot_id == self.boot
-                && entry.phase == Phase::Completed
-                && entry.allocation == claim.allocation
-                && entry.gpus().is_subset(gpus)
-        });
-        let Some(entry) = written else { return Ok(()) };
-        let taken = entries.iter().any(|other| {
-            let occupied = other.occupied(&self.boot);
-            entry.devices.iter().any(|device| occupied.iter().any(|other| other.overlaps(device)))
-        });
-        if !taken {
-            warn!(claim = %entry.claim, %uid, "the claim's journal entry was lost; it is written anew from its CDI file");
-            self.store.write(&entry, crate::disk::Durability::Durable)?;
-            self.store.release_quarantine(uid)?;
         }
-        Ok(())
+        Ok(Outcome::Done(()))
     }
 }

@@ -10,7 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kerf_dra_driver::journal::{Entry, FileName};
+use kerf_dra_driver::journal::{Entry, FileName, GpusInName};
 use kerf_dra_driver::names::{ClaimUid, PciAddress};
 use tokio::sync::watch;
 use tracing::error;
@@ -37,6 +37,19 @@ pub struct StoreError {
     source: io::Error,
 }
 
+/// What was found in files.
+#[derive(Default)]
+struct Read {
+    entries: Vec<Entry>,
+    unreadable: Vec<Unreadable>,
+}
+
+struct Unreadable {
+    name: String,
+    file: FileName,
+    reason: String,
+}
+
 impl Store {
     /// The journal below a plugin's folder. The folders are made.
     pub(crate) fn open(disk: Disk, state: &Path) -> Result<Self, StoreError> {
@@ -57,18 +70,22 @@ impl Store {
     }
 
     /// Reads the whole journal anew: another instance may have written it.
+    /// Without locks nothing is set aside: by then a file may be another one.
     pub(crate) fn refresh(&self) -> Result<(), StoreError> {
         loop {
             let revision = self.view.borrow().revision;
+            let read = self.read(|_| true)?;
             let entries: BTreeMap<_, _> =
-                self.read(|_| true)?.into_iter().map(|entry| (entry.uid.clone(), Arc::new(entry))).collect();
-            let quarantined: BTreeMap<_, _> = self
+                read.entries.into_iter().map(|entry| (entry.uid.clone(), Arc::new(entry))).collect();
+            let mut quarantined: BTreeMap<_, _> = self
                 .disk
                 .list(&self.quarantine)
                 .map_err(|source| self.failed("read", source))?
                 .into_iter()
                 .filter_map(|name| FileName::parse(&name).map(|file| (name, file)))
                 .collect();
+            quarantined
+                .extend(read.unreadable.into_iter().map(|unreadable| (unreadable.name, unreadable.file)));
             let mut overtaken = false;
             self.view.send_if_modified(|view| {
                 // What was written meanwhile is newer than what was read.
@@ -88,21 +105,34 @@ impl Store {
     }
 
     /// The entries, as they are on disk, that touch one of some GPUs or are
-    /// of a claim.
+    /// of a claim. The locks of these are held.
+    ///
+    /// What cannot be read among them goes into quarantine.
     pub(crate) fn touching(
         &self,
         uid: Option<&ClaimUid>,
         gpus: &BTreeSet<PciAddress>,
     ) -> Result<Vec<Entry>, StoreError> {
-        let mut entries =
+        let Read { mut entries, unreadable } =
             self.read(|file| uid == Some(&file.uid) || gpus.iter().any(|gpu| file.gpus.may_include(*gpu)))?;
+        for Unreadable { name, file, reason } in unreadable {
+            // Whoever writes a file holds the locks of its claim or of all its
+            // GPUs. Of a file that does not name them, ours may be none.
+            if uid == Some(&file.uid) || matches!(file.gpus, GpusInName::These(_)) {
+                self.set_aside(&name, file, &reason)?;
+            } else {
+                self.modify(|view| {
+                    view.quarantined.insert(name, file);
+                });
+            }
+        }
         // `<uid>_all.json` tells its GPUs only inside.
         entries.retain(|entry| uid == Some(&entry.uid) || !entry.gpus().is_disjoint(gpus));
         Ok(entries)
     }
 
-    fn read(&self, wanted: impl Fn(&FileName) -> bool) -> Result<Vec<Entry>, StoreError> {
-        let mut entries = Vec::new();
+    fn read(&self, wanted: impl Fn(&FileName) -> bool) -> Result<Read, StoreError> {
+        let mut read = Read::default();
         for name in self.disk.list(&self.claims).map_err(|source| self.failed("read", source))? {
             let Some(file) = FileName::parse(&name).filter(&wanted) else { continue };
             let content = match self.disk.read(&self.claims.join(&name)) {
@@ -111,13 +141,17 @@ impl Store {
                 Ok(Some(content)) => content,
                 Err(source) => return Err(self.failed("read", source)),
             };
-            match Entry::decode(&content) {
-                Ok(entry) if entry.uid == file.uid => entries.push(entry),
-                Ok(_) => self.set_aside(&name, file, "it is of another claim than its name says")?,
-                Err(reason) => self.set_aside(&name, file, &crate::chain(&reason))?,
-            }
+            let reason = match Entry::decode(&content) {
+                Ok(entry) if entry.uid == file.uid => {
+                    read.entries.push(entry);
+                    continue;
+                }
+                Ok(_) => "it is of another claim than its name says".to_owned(),
+                Err(reason) => crate::chain(&reason),
+            };
+            read.unreadable.push(Unreadable { name, file, reason });
         }
-        Ok(entries)
+        Ok(read)
     }
 
     fn set_aside(&self, name: &str, file: FileName, reason: &str) -> Result<(), StoreError> {

@@ -103,6 +103,8 @@ pub struct Machine {
     pub rival: Option<(PciAddress, u32, u32)>,
     /// Every call that changed something, in order.
     pub changes: Vec<String>,
+    /// The processes that use each GPU, as NVML lists them.
+    pub holders: Vec<Holder>,
     /// What GPUs report next.
     pub events: VecDeque<HardwareEvent>,
 }
@@ -120,6 +122,7 @@ impl Machine {
             failures: VecDeque::new(),
             rival: None,
             changes: Vec::new(),
+            holders: vec![Holder { pid: 4711, name: Some("trainer".to_owned()) }],
             events: VecDeque::new(),
         }))
     }
@@ -384,7 +387,7 @@ impl Hardware for ModelHardware {
     }
 
     fn holders(&self, _: PciAddress) -> Result<Vec<Holder>, HardwareError> {
-        Ok(vec![Holder { pid: 4711, name: Some("trainer".to_owned()) }])
+        self.read(|machine| Ok(machine.holders.clone()))
     }
 
     fn device_nodes(
@@ -473,6 +476,8 @@ pub struct MemoryClaims {
     claims: Mutex<BTreeMap<(String, String), ResourceClaim>>,
     /// Whether every call fails.
     pub fails: AtomicBool,
+    /// The names of claims that cannot be read.
+    pub unreadable: Mutex<BTreeSet<String>>,
 }
 
 impl MemoryClaims {
@@ -503,6 +508,9 @@ impl ClaimSource for MemoryClaims {
         name: &'a str,
     ) -> BoxFuture<'a, Result<Option<ResourceClaim>, ClaimSourceError>> {
         async move {
+            if lock(&self.unreadable).contains(name) {
+                return Err(ClaimSourceError::new("the API does not answer for this one"));
+            }
             let claim = lock(&self.claims).get(&(namespace.to_owned(), name.to_owned())).cloned();
             self.answer(claim)
         }

@@ -11,10 +11,9 @@
 //! either can be made from the other, their order does not matter.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use kerf_dra_driver::claim::Claim;
+use kerf_dra_driver::claim::{self, Claim};
 use kerf_dra_driver::hardware::{Hardware, HardwareError, HardwareErrorKind};
 use kerf_dra_driver::inventory::{Gpu, GpuInstance, Inventory, MigMode};
 use kerf_dra_driver::journal::{self, BootId, Device, Entry, Phase};
@@ -22,13 +21,14 @@ use kerf_dra_driver::model::Settings;
 use kerf_dra_driver::names::{ClaimUid, PciAddress};
 use kerf_dra_driver::plan::{Plan, Situation};
 use kerf_dra_driver::step::{MigModeStep, PartitionProgress, PartitionStep, Step};
+use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::cdi::{self, ExtraMount};
 use crate::disk::Durability;
 use crate::effects::{self, StepError};
-use crate::errors::{PrepareError, UndoError};
-use crate::store::Store;
+use crate::errors::{PrepareError, UndoError, WorkError};
+use crate::store::{Store, StoreError};
 use crate::view::StuckMode;
 
 /// What the work is done with.
@@ -42,8 +42,8 @@ pub(crate) struct Work {
     pub(crate) cdi: cdi::Folder,
     /// How often in a row a GPU did not take a mode.
     pub(crate) mode_failures: Mutex<BTreeMap<PciAddress, u32>>,
-    /// Whether hardware was changed since somebody was told.
-    pub(crate) hardware_touched: AtomicBool,
+    /// Changes when hardware was changed.
+    pub(crate) hardware_changed: watch::Sender<u64>,
 }
 
 /// A device as the kubelet is told.
@@ -70,14 +70,19 @@ pub(crate) enum Outcome<T> {
     NeedsGpus(BTreeSet<PciAddress>),
 }
 
-impl Work {
-    /// Whether hardware was changed since this was asked last.
-    pub(crate) fn take_hardware_touched(&self) -> bool {
-        self.hardware_touched.swap(false, Ordering::Relaxed)
-    }
+/// Hardware is being changed: says so in the end, whatever that end is.
+struct Touching<'a>(&'a Work);
 
-    fn touch(&self) {
-        self.hardware_touched.store(true, Ordering::Relaxed);
+impl Drop for Touching<'_> {
+    fn drop(&mut self) {
+        self.0.announce();
+    }
+}
+
+impl Work {
+    /// Says that hardware was changed.
+    pub(crate) fn announce(&self) {
+        self.hardware_changed.send_modify(|count| *count = count.wrapping_add(1));
     }
 
     /// Prepares a claim. `known` is the last inventory; of the claim's GPUs it
@@ -94,6 +99,9 @@ impl Work {
         }
         self.refuse_quarantined(claim)?;
         self.settle(&mut entries);
+        if let Some(more) = self.restore(&claim.uid, gpus, &mut entries)? {
+            return Ok(Outcome::NeedsGpus(more));
+        }
         let own = self.own_entry(claim, &mut entries)?;
         if claim.allocation.is_empty() {
             return Ok(Outcome::Done(Vec::new()));
@@ -141,7 +149,11 @@ impl Work {
         uid: &ClaimUid,
         gpus: &BTreeSet<PciAddress>,
     ) -> Result<Outcome<()>, UndoError> {
-        let entries = self.store.touching(Some(uid), gpus)?;
+        let mut entries = self.store.touching(Some(uid), gpus)?;
+        let proof = self.proof(uid, &entries);
+        // Where another claim has what was this one's, the proof must wait.
+        let is_free = proof.as_ref().is_none_or(|proof| !self.is_taken(proof, &entries));
+        entries.extend(proof.filter(|_| is_free));
         let own: Vec<Entry> = entries.iter().filter(|entry| entry.uid == *uid).cloned().collect();
         if let Some(more) = missing(&own, gpus, uid) {
             return Ok(Outcome::NeedsGpus(more));
@@ -149,11 +161,61 @@ impl Work {
         for entry in own {
             self.undo(entry, &entries)?;
         }
-        if self.store.view().borrow().quarantined.values().any(|file| file.uid == *uid) {
+        if is_free && self.is_quarantined(uid) {
             self.cdi.remove(uid)?;
             self.store.release_quarantine(uid)?;
         }
         Ok(Outcome::Done(()))
+    }
+
+    /// What a claim's CDI spec says that was prepared here in this boot, where
+    /// the journal has no entry for it any more.
+    ///
+    /// No undo leaves a spec behind and no failed prepare does, so an intact one
+    /// is proof by itself, whatever the API says of the claim meanwhile.
+    pub(crate) fn proof(&self, uid: &ClaimUid, entries: &[Entry]) -> Option<Entry> {
+        if entries.iter().any(|entry| entry.uid == *uid) {
+            return None;
+        }
+        let written = self.cdi.entry(uid)?;
+        (written.boot_id == self.boot && written.phase == Phase::Completed).then_some(written)
+    }
+
+    /// Whether other claims have something of what an entry has.
+    fn is_taken(&self, entry: &Entry, entries: &[Entry]) -> bool {
+        entries
+            .iter()
+            .filter(|other| other.uid != entry.uid)
+            .flat_map(|other| other.occupied(&self.boot))
+            .any(|occupied| entry.devices.iter().any(|device| device.overlaps(occupied)))
+    }
+
+    /// Writes a lost entry anew from its CDI spec; the GPUs that must be locked
+    /// for that, where they are not.
+    pub(crate) fn restore(
+        &self,
+        uid: &ClaimUid,
+        gpus: &BTreeSet<PciAddress>,
+        entries: &mut Vec<Entry>,
+    ) -> Result<Option<BTreeSet<PciAddress>>, StoreError> {
+        let Some(proof) = self.proof(uid, entries) else { return Ok(None) };
+        if let Some(more) = missing(std::slice::from_ref(&proof), gpus, uid) {
+            return Ok(Some(more));
+        }
+        if self.is_taken(&proof, entries) {
+            warn!(claim = %proof.claim, %uid, "the claim's journal entry was lost, and others have its devices");
+            return Ok(None);
+        }
+        warn!(claim = %proof.claim, %uid, "the claim's journal entry was lost; it is written anew from its CDI file");
+        self.store.write(&proof, Durability::Durable)?;
+        self.store.release_quarantine(uid)?;
+        entries.push(proof);
+        Ok(None)
+    }
+
+    /// Whether a claim's entry could not be read.
+    pub(crate) fn is_quarantined(&self, uid: &ClaimUid) -> bool {
+        self.store.view().borrow().quarantined.values().any(|file| file.uid == *uid)
     }
 
     /// Makes the outputs of a completed entry of this boot right.
@@ -177,22 +239,35 @@ impl Work {
     /// kubelet asks.
     pub(crate) fn renew(
         &self,
-        own: &Entry,
-        entries: &[Entry],
+        uid: &ClaimUid,
+        gpus: &BTreeSet<PciAddress>,
         known: &Inventory,
-    ) -> Result<(), PrepareError> {
+    ) -> Result<Outcome<()>, PrepareError> {
+        let entries = self.store.touching(Some(uid), gpus)?;
+        if let Some(more) = missing(&entries, gpus, uid) {
+            return Ok(Outcome::NeedsGpus(more));
+        }
+        let own = entries.iter().find(|entry| entry.uid == *uid && entry.phase == Phase::Completed);
+        let Some(own) = own.filter(|own| own.boot_id != self.boot) else { return Ok(Outcome::Done(())) };
         let inventory = self.fresh(&own.gpus(), known)?;
-        let situation =
-            Situation { settings: &self.settings, inventory: &inventory, entries, boot: &self.boot };
+        let situation = Situation {
+            settings: &self.settings,
+            inventory: &inventory,
+            entries: &entries,
+            boot: &self.boot,
+        };
         let claim =
             Claim { uid: own.uid.clone(), name: own.claim.clone(), allocation: own.allocation.clone() };
-        let Ok(Plan { devices, steps }) = Plan::for_claim(&claim, situation) else { return Ok(()) };
+        let Ok(Plan { devices, steps }) = Plan::for_claim(&claim, situation) else {
+            return Ok(Outcome::Done(()));
+        };
         if !steps.is_empty() {
-            return Ok(());
+            return Ok(Outcome::Done(()));
         }
         let mut entry = Entry { boot_id: self.boot.clone(), devices, steps, ..own.clone() };
         info!(claim = %entry.claim, uid = %entry.uid, "the claim is prepared again after a reboot");
-        self.finish(&mut entry, true)
+        self.finish(&mut entry, true)?;
+        Ok(Outcome::Done(()))
     }
 
     /// Undoes what is incomplete among entries: nobody works on them, for
@@ -223,7 +298,9 @@ impl Work {
         let Some(at) = entries.iter().position(|entry| entry.uid == claim.uid) else { return Ok(None) };
         let all = entries.clone();
         let own = entries.get(at).filter(|own| {
-            own.phase == Phase::Completed && own.boot_id == self.boot && own.allocation == claim.allocation
+            own.phase == Phase::Completed
+                && own.boot_id == self.boot
+                && claim::is_same(&own.allocation, &claim.allocation)
         });
         if own.is_some() {
             return Ok(own.cloned());
@@ -243,8 +320,9 @@ impl Work {
             let durability = if *written { Durability::Ordered } else { Durability::Durable };
             self.store.write(entry, durability).map(|()| *written = true)
         };
-        if entry.steps.iter().any(is_to_do) {
-            self.touch();
+        let to_do = entry.steps.iter().any(is_to_do);
+        let _touching = to_do.then(|| Touching(self));
+        if to_do {
             entry.phase = if mends { Phase::Completed } else { Phase::Started };
         }
         for index in 0..entry.steps.len() {
@@ -277,15 +355,15 @@ impl Work {
         let spec = self.project(entry)?;
         let entry: &Entry = entry;
         let (stored, projected) = std::thread::scope(|scope| {
-            let projected = scope.spawn(|| self.cdi.ensure(&entry.uid, &spec));
+            let ensure = || self.cdi.ensure(&entry.uid, &spec);
+            let beside = std::thread::Builder::new().spawn_scoped(scope, ensure);
             let stored = self.store.write(entry, Durability::Durable);
-            (stored, projected.join())
+            // At the limit of threads one after the other does as well.
+            let projected = beside.map_or_else(|_| Ok(ensure()), std::thread::ScopedJoinHandle::join);
+            (stored, projected)
         });
         stored?;
-        match projected {
-            Ok(projected) => projected?,
-            Err(_) => return Err(PrepareError::Panicked),
-        };
+        projected.map_err(|_| WorkError::Panicked)??;
         Ok(())
     }
 
@@ -303,6 +381,11 @@ impl Work {
     fn after_failure(&self, mut entry: Entry, entries: &[Entry], error: PrepareError) -> PrepareError {
         let exists = self.store.view().borrow().entries.contains_key(&entry.uid);
         if !exists {
+            // The CDI spec may have been written all the same; alone it would
+            // prove a preparation that was never answered.
+            if let Err(left) = self.cdi.remove(&entry.uid) {
+                warn!(claim = %entry.claim, error = crate::chain(&left), "a CDI file stays");
+            }
             return error;
         }
         entry.error = Some(crate::chain(&error));
@@ -334,6 +417,7 @@ impl Work {
     }
 
     fn undo_effects(&self, entry: &mut Entry, entries: &[Entry]) -> Result<(), UndoError> {
+        let resumed = entry.phase == Phase::Undoing;
         if entry.has_hardware(&self.boot) {
             // From here on it is not prepared any more, whatever happens.
             entry.phase = Phase::Undoing;
@@ -343,16 +427,23 @@ impl Work {
         if !entry.has_hardware(&self.boot) {
             return Ok(());
         }
+        let _touching = Touching(self);
         let mut first = None;
         for index in (0..entry.steps.len()).rev() {
-            if let Err(error) = self.undo_step(entry, index, entries) {
+            if let Err(error) = self.undo_step(entry, index, resumed, entries) {
                 first.get_or_insert(error);
             }
         }
         first.map_or(Ok(()), |error| Err(error.into()))
     }
 
-    fn undo_step(&self, entry: &mut Entry, index: usize, entries: &[Entry]) -> Result<(), StepError> {
+    fn undo_step(
+        &self,
+        entry: &mut Entry,
+        index: usize,
+        resumed: bool,
+        entries: &[Entry],
+    ) -> Result<(), StepError> {
         let mut step = match entry.steps.get(index) {
             Some(Step::Partition(step)) => step.clone(),
             Some(Step::Unknown(_)) => return Err(StepError::Unknown),
@@ -362,8 +453,7 @@ impl Work {
         let others = |instance: &GpuInstance| {
             entries.iter().any(|other| other.uid != uid && other.owns(&self.boot, gpu, instance))
         };
-        self.touch();
-        let result = effects::undo_partition(&*self.hardware, &mut step, &others, &mut |step| {
+        let result = effects::undo_partition(&*self.hardware, &mut step, resumed, &others, &mut |step| {
             put(entry, index, step.clone());
             self.store.write(entry, Durability::Ordered)
         });
@@ -373,16 +463,11 @@ impl Work {
 
     fn set_mode(&self, step: &MigModeStep) -> Result<(), StepError> {
         let result = effects::set_mig_mode(&*self.hardware, step);
-        let mut failures = self.mode_failures.lock().unwrap_or_else(PoisonError::into_inner);
         let Err(error) = &result else {
-            failures.remove(&step.gpu);
-            if self.store.view().borrow().stuck_modes.contains_key(&step.gpu) {
-                self.store.modify(|view| {
-                    view.stuck_modes.remove(&step.gpu);
-                });
-            }
+            self.forget_mode(step.gpu);
             return Ok(());
         };
+        let mut failures = self.mode_failures.lock().unwrap_or_else(PoisonError::into_inner);
         let count = failures.entry(step.gpu).or_default();
         *count += 1;
         if *count >= 2 {
@@ -392,6 +477,33 @@ impl Work {
             });
         }
         result
+    }
+
+    /// The GPUs that did not take a mode.
+    pub(crate) fn refused_modes(&self) -> BTreeSet<PciAddress> {
+        let failures = self.mode_failures.lock().unwrap_or_else(PoisonError::into_inner);
+        failures.keys().chain(self.store.view().borrow().stuck_modes.keys()).copied().collect()
+    }
+
+    /// Forgets that a GPU, whose lock is held, did not take a mode, where it has
+    /// it by now or nobody is left who keeps it from it.
+    pub(crate) fn forgive_mode(&self, gpu: PciAddress) -> Result<(), HardwareError> {
+        let wanted = self.store.view().borrow().stuck_modes.get(&gpu).map(|stuck| stuck.wanted);
+        let (current, _) = self.hardware.mig_mode(gpu)?;
+        if wanted != Some(current) && !self.hardware.holders(gpu)?.is_empty() {
+            return Ok(());
+        }
+        self.forget_mode(gpu);
+        Ok(())
+    }
+
+    fn forget_mode(&self, gpu: PciAddress) {
+        self.mode_failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&gpu);
+        if self.store.view().borrow().stuck_modes.contains_key(&gpu) {
+            self.store.modify(|view| {
+                view.stuck_modes.remove(&gpu);
+            });
+        }
     }
 
     /// The GPUs of a claim as they are now; their locks are held.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use kerf_dra_driver::hardware::HardwareErrorKind;
+use kerf_dra_driver::step::PartitionProgress;
 use kerf_kubelet_plugin::testing::{Fuse, ModelHardware, claim, partition};
 use kerf_kubelet_plugin::{ClaimSource, Files, HostFiles, Plugin};
 
@@ -182,6 +183,36 @@ async fn a_caller_that_stops_waiting_cancels_nothing_and_a_hanging_gpu_holds_up_
         .await
         .unwrap();
     prepare(&plugin, "hangs").await.unwrap();
+}
+
+#[tokio::test]
+#[expect(clippy::await_holding_lock, reason = "the guard is what makes another thread hang")]
+async fn whoever_changed_hardware_says_so_when_done_whatever_others_said_before() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    node.machine.lock().unwrap().make_foreign(pci(1), 19, 0, true);
+    let fuse = Fuse::none();
+    let hardware = ModelHardware::new(Arc::clone(&node.machine), Arc::clone(&fuse));
+    let gate = hardware.gate();
+    let plugin = node.plugin_with(hardware, &fuse).unwrap();
+    node.claims.put(claim("slow", &[("r", partition(pci(1), "1g.10gb", 4))]));
+    node.claims.put(claim("fast", &[("r", whole(2))]));
+    let shut = gate.lock().unwrap();
+    let slow = tokio::spawn({
+        let plugin = plugin.clone();
+        async move { prepare(&plugin, "slow").await }
+    });
+    plugin.journal().wait_for(|view| view.entries.len() == 1).await.unwrap();
+    // What is elsewhere on the GPU may go, and its id be given to ours.
+    let intent = PartitionProgress::Intent { existing: Vec::new() };
+    let entry = plugin.journal().borrow().entries.values().next().cloned().unwrap();
+    assert_eq!(entry.partitions().next().unwrap().progress, intent);
+    prepare(&plugin, "fast").await.unwrap();
+    let mut changed = plugin.hardware_changed();
+    changed.mark_unchanged();
+    drop(shut);
+    slow.await.unwrap().unwrap();
+    assert!(changed.has_changed().unwrap());
 }
 
 #[tokio::test]

@@ -1,20 +1,28 @@
 //! What becomes right by itself.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kerf_dra_driver::hardware::HardwareErrorKind;
 use kerf_kubelet_plugin::proto::podresources as wire;
 use kerf_kubelet_plugin::proto::podresources::pod_resources_lister_server::{
     PodResourcesLister, PodResourcesListerServer,
 };
-use kerf_kubelet_plugin::testing::{Fuse, claim, partition};
+use kerf_kubelet_plugin::testing::{Fuse, ModelHardware, claim, partition};
+use kerf_kubelet_plugin::{ClaimSource, HostFiles, Operation, Plugin};
 use tokio::net::UnixListener;
+use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::{node, pci, prepare, unprepare, whole};
 
-/// A kubelet whose pods use these claims.
-struct Kubelet(Vec<&'static str>);
+/// A kubelet whose pods use these claims, and what happens while it is asked.
+struct Kubelet(Vec<&'static str>, Box<dyn Fn() + Send + Sync>);
 
 #[tonic::async_trait]
 impl PodResourcesLister for Kubelet {
@@ -22,6 +30,7 @@ impl PodResourcesLister for Kubelet {
         &self,
         _: Request<wire::ListPodResourcesRequest>,
     ) -> Result<Response<wire::ListPodResourcesResponse>, Status> {
+        self.1();
         let dynamic_resources = self
             .0
             .iter()
@@ -38,6 +47,29 @@ impl PodResourcesLister for Kubelet {
         let pod = wire::PodResources { containers, ..wire::PodResources::default() };
         Ok(Response::new(wire::ListPodResourcesResponse { pod_resources: vec![pod] }))
     }
+}
+
+/// Serves the socket of a kubelet whose pods use these claims.
+fn kubelet(
+    root: &tempfile::TempDir,
+    used: Vec<&'static str>,
+    meanwhile: impl Fn() + Send + Sync + 'static,
+) -> JoinHandle<Result<(), tonic::transport::Error>> {
+    let listener = UnixListener::bind(root.path().join("pod-resources.sock")).unwrap();
+    let service = PodResourcesListerServer::new(Kubelet(used, Box::new(meanwhile)));
+    let server = tonic::transport::Server::builder().add_service(service);
+    tokio::spawn(server.serve_with_incoming(UnixListenerStream::new(listener)))
+}
+
+async fn minutes(minutes: u64) {
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(minutes * 60)).await;
+    tokio::time::resume();
+}
+
+/// The claims that have an entry.
+fn entries(plugin: &Plugin) -> Vec<String> {
+    plugin.journal().borrow().entries.keys().map(ToString::to_string).collect()
 }
 
 #[tokio::test]
@@ -75,6 +107,7 @@ async fn after_a_reboot_specs_are_made_again_and_partitions_wait_for_the_kubelet
 
     let plugin = node.plugin(&Fuse::none()).unwrap();
     plugin.start().await.unwrap();
+    plugin.reconcile_now().await;
     assert_eq!(node.files("cdi"), ["k8s.gpu.nvidia.com-claim_gpu-uid.json"]);
     assert_eq!(plugin.journal().borrow().held().count(), 2, "both stay held");
     assert_eq!(prepare(&plugin, "mig").await.unwrap(), before);
@@ -110,31 +143,18 @@ async fn a_claim_that_is_gone_for_ten_minutes_is_unprepared_unless_a_pod_may_use
     }
     node.claims.delete("ns", "used");
     node.claims.delete("ns", "unused");
-    let entries = || plugin.journal().borrow().entries.len();
-    let minutes = async |minutes: u64| {
-        tokio::time::pause();
-        tokio::time::advance(Duration::from_secs(minutes * 60)).await;
-        tokio::time::resume();
-    };
     plugin.reconcile_now().await;
     minutes(9).await;
     plugin.reconcile_now().await;
     minutes(2).await;
     // The kubelet cannot be asked: nothing happens.
     plugin.reconcile_now().await;
-    assert_eq!(entries(), 3);
+    assert_eq!(entries(&plugin).len(), 3);
 
-    let listener = UnixListener::bind(root.path().join("pod-resources.sock")).unwrap();
-    let service = PodResourcesListerServer::new(Kubelet(vec!["used"]));
-    let kubelet = tokio::spawn(
-        tonic::transport::Server::builder()
-            .add_service(service)
-            .serve_with_incoming(UnixListenerStream::new(listener)),
-    );
+    let kubelet = kubelet(&root, vec!["used"], || ());
     plugin.reconcile_now().await;
     kubelet.abort();
-    let left: Vec<String> = plugin.journal().borrow().entries.keys().map(ToString::to_string).collect();
-    assert_eq!(left, ["there-uid", "used-uid"]);
+    assert_eq!(entries(&plugin), ["there-uid", "used-uid"]);
     assert_eq!(node.machine.lock().unwrap().instances(pci(1)).len(), 2);
 }
 
@@ -186,4 +206,207 @@ async fn an_entry_that_cannot_be_read_closes_its_gpu_only_and_only_until_its_cla
     assert!(node.files("plugin/state/quarantine").is_empty());
     unprepare(&plugin, "c").await.unwrap();
     prepare(&plugin, "same").await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_round_comes_in_time_however_often_the_inventory_changes() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    let inventory = Arc::new(node.machine.lock().unwrap().inventory.clone());
+    let sender = tokio::sync::watch::Sender::new(Some(Arc::clone(&inventory)));
+    let plugin = Plugin::with_files(
+        node.config(),
+        Arc::new(ModelHardware::new(Arc::clone(&node.machine), Fuse::none())),
+        Arc::clone(&node.claims) as Arc<dyn ClaimSource>,
+        sender.subscribe(),
+        Arc::new(HostFiles),
+    )
+    .unwrap();
+    let cancel = CancellationToken::new();
+    let rounds = tokio::spawn({
+        let (plugin, cancel) = (plugin.clone(), cancel.clone());
+        async move { plugin.keep_reconciled(cancel).await }
+    });
+    for _ in 0..60 {
+        tokio::time::sleep(Duration::from_mins(1)).await;
+        sender.send_replace(Some(Arc::clone(&inventory)));
+    }
+    cancel.cancel();
+    rounds.await.unwrap();
+    let counted = plugin.metrics().counted(Operation::Reconcile);
+    assert!(counted.succeeded > 5, "an hour has more rounds than {}", counted.succeeded);
+}
+
+#[tokio::test]
+async fn a_gpu_that_did_not_take_a_mode_is_believed_again_when_its_holder_is_gone() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    node.claims.put(claim("c", &[("r", whole(2))]));
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    for _ in 0..2 {
+        node.machine.lock().unwrap().failures.push_back(("set_mig_mode", HardwareErrorKind::InUse));
+        prepare(&plugin, "c").await.unwrap_err();
+    }
+    plugin.reconcile_now().await;
+    assert_eq!(plugin.journal().borrow().stuck_modes.len(), 1, "the holder is still there");
+    node.machine.lock().unwrap().holders.clear();
+    plugin.reconcile_now().await;
+    assert!(plugin.journal().borrow().stuck_modes.is_empty());
+}
+
+#[tokio::test]
+async fn a_spec_proves_what_was_made_here_whatever_the_api_says_of_its_claim() {
+    for what in ["API down", "being deleted", "not reserved", "gone"] {
+        let root = tempfile::tempdir().unwrap();
+        let node = node(&root);
+        let mut object = claim("c", &[("r", partition(pci(1), "1g.10gb", 4))]);
+        node.claims.put(object.clone());
+        let plugin = node.plugin(&Fuse::none()).unwrap();
+        prepare(&plugin, "c").await.unwrap();
+        drop(plugin);
+        std::fs::remove_dir_all(root.path().join("plugin")).unwrap();
+        match what {
+            "API down" => node.claims.fails.store(true, Ordering::SeqCst),
+            "gone" => node.claims.delete("ns", "c"),
+            "being deleted" => {
+                object.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+                node.claims.put(object);
+            }
+            _ => {
+                object.status.as_mut().unwrap().reserved_for = None;
+                node.claims.put(object);
+            }
+        }
+        let plugin = node.plugin(&Fuse::none()).unwrap();
+        plugin.start().await.unwrap();
+        plugin.reconcile_now().await;
+        assert!(plugin.observe().await.unwrap().foreign.is_empty(), "{what}");
+        assert_eq!(entries(&plugin), ["c-uid"], "{what}");
+        unprepare(&plugin, "c").await.unwrap();
+        assert!(node.machine.lock().unwrap().instances(pci(1)).is_empty(), "{what}");
+        assert!(node.files("cdi").is_empty(), "{what}");
+    }
+}
+
+#[tokio::test]
+async fn a_partition_whose_entry_is_damaged_or_lost_is_still_ours_to_prepare_and_unprepare() {
+    for (damaged, again) in [(false, false), (false, true), (true, false), (true, true)] {
+        let root = tempfile::tempdir().unwrap();
+        let node = node(&root);
+        node.claims.put(claim("c", &[("r", partition(pci(1), "1g.10gb", 4))]));
+        let plugin = node.plugin(&Fuse::none()).unwrap();
+        let first = prepare(&plugin, "c").await.unwrap();
+        drop(plugin);
+        let file = root.path().join("plugin/state/claims/c-uid_0000-01-00-0.json");
+        if damaged {
+            std::fs::write(&file, "{\"sha256\":\"").unwrap();
+        } else {
+            std::fs::remove_file(&file).unwrap();
+        }
+        let plugin = node.plugin(&Fuse::none()).unwrap();
+        if again {
+            assert_eq!(prepare(&plugin, "c").await.unwrap(), first);
+        }
+        unprepare(&plugin, "c").await.unwrap();
+        assert!(node.machine.lock().unwrap().instances(pci(1)).is_empty(), "{damaged} {again}");
+        for folder in ["cdi", "plugin/state/claims", "plugin/state/quarantine"] {
+            assert!(node.files(folder).is_empty(), "{damaged} {again} {folder}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_damaged_file_closes_its_gpu_at_once_but_is_moved_only_under_its_locks() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    node.claims.put(claim("c", &[("r", whole(3))]));
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    prepare(&plugin, "c").await.unwrap();
+    drop(plugin);
+    std::fs::write(root.path().join("plugin/state/claims/c-uid_0000-03-00-0.json"), "{}").unwrap();
+    std::fs::remove_dir_all(root.path().join("cdi")).unwrap();
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    assert_eq!(plugin.journal().borrow().quarantined.len(), 1);
+    assert!(node.files("plugin/state/quarantine").is_empty());
+    plugin.start().await.unwrap();
+    assert_eq!(plugin.journal().borrow().quarantined.len(), 1);
+    assert_eq!(node.files("plugin/state/quarantine").len(), 1);
+}
+
+#[tokio::test]
+async fn a_claim_that_has_lost_its_allocation_is_unprepared_like_one_that_is_gone() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    for (name, start) in [("none", 4), ("another", 5), ("same", 6)] {
+        node.claims.put(claim(name, &[("r", partition(pci(1), "1g.10gb", start))]));
+        prepare(&plugin, name).await.unwrap();
+    }
+    let mut deallocated = claim("none", &[]);
+    deallocated.status = None;
+    node.claims.put(deallocated);
+    node.claims.put(claim("another", &[("r", partition(pci(2), "1g.10gb", 5))]));
+    let kubelet = kubelet(&root, vec![], || ());
+    plugin.reconcile_now().await;
+    assert_eq!(entries(&plugin).len(), 3);
+    minutes(11).await;
+    plugin.reconcile_now().await;
+    kubelet.abort();
+    assert_eq!(entries(&plugin), ["same-uid"]);
+}
+
+#[tokio::test]
+async fn after_a_reboot_only_a_claim_that_is_still_allocated_occupies_its_gpu_again() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    node.claims.put(claim("former", &[("r", whole(3))]));
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    prepare(&plugin, "former").await.unwrap();
+    drop(plugin);
+    node.boot("boot-2").unwrap();
+    let mut deallocated = claim("former", &[]);
+    deallocated.status = None;
+    node.claims.put(deallocated);
+    node.claims.put(claim("next", &[("r", whole(3))]));
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    plugin.start().await.unwrap();
+    plugin.reconcile_now().await;
+    prepare(&plugin, "next").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_claim_that_cannot_be_read_holds_up_no_other() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    for (name, start) in [("a", 4), ("b", 5)] {
+        node.claims.put(claim(name, &[("r", partition(pci(1), "1g.10gb", start))]));
+        prepare(&plugin, name).await.unwrap();
+        node.claims.delete("ns", name);
+    }
+    node.claims.unreadable.lock().unwrap().insert("a".to_owned());
+    let kubelet = kubelet(&root, vec![], || ());
+    plugin.reconcile_now().await;
+    minutes(11).await;
+    plugin.reconcile_now().await;
+    kubelet.abort();
+    assert_eq!(entries(&plugin), ["a-uid"]);
+}
+
+#[tokio::test]
+async fn a_claim_that_comes_back_while_the_kubelet_is_asked_keeps_what_it_has() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    let object = claim("c", &[("r", partition(pci(1), "1g.10gb", 4))]);
+    node.claims.put(object.clone());
+    prepare(&plugin, "c").await.unwrap();
+    node.claims.delete("ns", "c");
+    plugin.reconcile_now().await;
+    minutes(11).await;
+    let claims = Arc::clone(&node.claims);
+    let kubelet = kubelet(&root, vec![], move || claims.put(object.clone()));
+    plugin.reconcile_now().await;
+    kubelet.abort();
+    assert_eq!(entries(&plugin), ["c-uid"]);
 }
