@@ -4,7 +4,12 @@
 //! A file is one JSON object with a fixed frame, `{"sha256":"…","entry":…}`;
 //! the checksum is over the bytes of the entry as they stand, never over a
 //! value serialised again, so that a field that is added later does not make
-//! older files look broken. Fields this version does not know are kept.
+//! older files look broken.
+//!
+//! Of a later version, what an entry has beside the fields of this one is kept,
+//! and so are devices and steps of other kinds, whole: such a device keeps its
+//! GPU from others. Fields that a later version adds *within* a known kind are
+//! lost when this one writes the entry, so it must not rely on them alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -102,27 +107,36 @@ pub enum Device {
         /// Its UUID.
         uuid: String,
     },
+    /// A device of a later version. It is kept, and may be all of its GPU.
+    #[serde(untagged)]
+    Unknown(Value),
 }
 
 impl Device {
-    /// The GPU it is on.
-    pub fn gpu(&self) -> PciAddress {
+    /// The GPU it is on, as far as this version can tell.
+    pub fn gpu(&self) -> Option<PciAddress> {
         match self {
-            Self::Whole { gpu } | Self::Partition { gpu, .. } | Self::Fixed { gpu, .. } => *gpu,
+            Self::Whole { gpu } | Self::Partition { gpu, .. } | Self::Fixed { gpu, .. } => Some(*gpu),
+            Self::Unknown(value) => gpu_of(value),
         }
     }
 
-    /// The memory slices it takes; absent where it takes all.
+    /// Whether it may be on a GPU.
+    pub fn may_be_on(&self, gpu: PciAddress) -> bool {
+        self.gpu().is_none_or(|on| on == gpu)
+    }
+
+    /// The memory slices it takes; absent where it may take all.
     pub fn placement(&self) -> Option<Placement> {
         match self {
-            Self::Whole { .. } => None,
+            Self::Whole { .. } | Self::Unknown(_) => None,
             Self::Partition { placement, .. } | Self::Fixed { placement, .. } => Some(*placement),
         }
     }
 
     /// Whether both cannot be in use at once.
     pub fn overlaps(&self, other: &Self) -> bool {
-        self.gpu() == other.gpu()
+        self.gpu().is_none_or(|gpu| other.may_be_on(gpu))
             && match (self.placement(), other.placement()) {
                 (Some(ours), Some(theirs)) => ours.overlaps(theirs),
                 _ => true,
@@ -135,11 +149,11 @@ impl Entry {
     /// locks of all of them.
     pub fn gpus(&self) -> BTreeSet<PciAddress> {
         let mut gpus = gpus_of(&self.allocation);
-        gpus.extend(self.devices.iter().map(Device::gpu));
+        gpus.extend(self.devices.iter().filter_map(Device::gpu));
         gpus.extend(self.steps.iter().filter_map(|step| match step {
             Step::MigMode(step) => Some(step.gpu),
             Step::Partition(step) => Some(step.gpu),
-            Step::Unknown(value) => value.get("gpu").and_then(Value::as_str).and_then(|gpu| gpu.parse().ok()),
+            Step::Unknown(value) => gpu_of(value),
         }));
         gpus
     }
@@ -180,7 +194,8 @@ impl Entry {
             .filter(|(_, allocated)| !allocated.admin_access)
             .map(|(device, _)| device)
             .filter(|device| match (self.phase, device) {
-                (Phase::Completed, _) => true,
+                // What another version does to the hardware is not known.
+                (Phase::Completed, _) | (_, Device::Unknown(_)) => true,
                 (_, Device::Partition { gpu, placement, .. }) => {
                     self.partition(*gpu, *placement).is_some_and(PartitionStep::occupies)
                 }
@@ -238,6 +253,12 @@ impl Entry {
     pub fn file_name(&self) -> String {
         file_name(&self.uid, &self.gpus())
     }
+}
+
+/// Where a step or device of a later version says which GPU it is about, as all
+/// do so far.
+fn gpu_of(value: &Value) -> Option<PciAddress> {
+    value.get("gpu")?.as_str()?.parse().ok()
 }
 
 const PREFIX: &str = "{\"sha256\":\"";

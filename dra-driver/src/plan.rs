@@ -236,7 +236,7 @@ impl Plan {
         let mut holders: Vec<String> = context
             .others()
             .filter(|entry| {
-                entry.occupied(context.situation.boot).iter().any(|device| device.gpu() == gpu.pci)
+                entry.occupied(context.situation.boot).iter().any(|device| device.may_be_on(gpu.pci))
             })
             .map(|entry| format!("claim {}", entry.claim))
             .collect();

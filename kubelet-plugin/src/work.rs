@@ -220,6 +220,10 @@ impl Work {
 
     /// Makes the outputs of a completed entry of this boot right.
     pub(crate) fn check(&self, entry: &Entry) -> Result<(), PrepareError> {
+        if entry.devices.iter().any(|device| matches!(device, Device::Unknown(_))) {
+            // The version that made them knows what its containers get.
+            return Ok(());
+        }
         for step in entry.partitions() {
             let found = self.hardware.gpu_instances(step.gpu).map_err(PrepareError::Hardware)?;
             if !found.iter().any(|instance| step.owns(instance) && !instance.compute_instances.is_empty()) {
@@ -543,6 +547,10 @@ impl Work {
                 Device::Fixed { gpu, instance, compute_instance, .. } => {
                     self.hardware.device_nodes(*gpu, Some((*instance, *compute_instance)))
                 }
+                Device::Unknown(_) => Err(HardwareError::new(
+                    format!("device nodes of a device of another version (`{}`)", entry.claim),
+                    HardwareErrorKind::NotSupported,
+                )),
                 Device::Partition { gpu, placement, .. } => match entry.partition(*gpu, *placement) {
                     Some(PartitionStep {
                         progress: PartitionProgress::Ready { instance, compute_instance, .. },

@@ -88,6 +88,23 @@ fn fields_and_steps_of_the_next_version_are_kept() {
 }
 
 #[test]
+fn a_device_of_the_next_version_is_kept_and_keeps_its_gpu_from_others() {
+    let later = serde_json::json!({"device": "share", "gpu": "0000:01:00.0", "of": 4});
+    for (unknown, elsewhere) in [(later, false), (serde_json::json!({"device": "fabric"}), true)] {
+        let bytes = written_by_another(|value| value["devices"][0] = unknown.clone());
+        let read = Entry::decode(&bytes).expect("another kind is read");
+        assert_eq!(read.devices, [Device::Unknown(unknown)]);
+        assert_eq!(Entry::decode(&read.encode()).expect("decodes"), read);
+        let occupied = read.occupied(&read.boot_id);
+        let placement = Placement { start: 0, size: 1 };
+        let on = |bus| Device::Partition { gpu: pci(bus), profile: ProfileId(19), placement };
+        assert!(occupied[0].overlaps(&on(1)) && on(1).overlaps(occupied[0]));
+        assert_eq!(occupied[0].overlaps(&on(2)), elsewhere);
+        assert_eq!(on(2).overlaps(occupied[0]), elsewhere);
+    }
+}
+
+#[test]
 fn two_versions_ahead_is_not_guessed_at() {
     let bytes = written_by_another(|value| value["version"] = (VERSION + 2).into());
     assert!(matches!(Entry::decode(&bytes), Err(EntryError::Version(_))));
