@@ -10,17 +10,21 @@
 //! kubelet is answered after it. The CDI spec is written beside the latter: as
 //! either can be made from the other, their order does not matter.
 
+mod modes;
+mod proof;
+mod undo;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use kerf_dra_driver::claim::{self, Claim};
 use kerf_dra_driver::hardware::{Hardware, HardwareError, HardwareErrorKind};
-use kerf_dra_driver::inventory::{Gpu, GpuInstance, Inventory, MigMode};
+use kerf_dra_driver::inventory::{Gpu, Inventory, MigMode};
 use kerf_dra_driver::journal::{self, BootId, Device, Entry, Phase};
 use kerf_dra_driver::model::Settings;
 use kerf_dra_driver::names::{ClaimUid, PciAddress};
 use kerf_dra_driver::plan::{Plan, Situation};
-use kerf_dra_driver::step::{MigModeStep, PartitionProgress, PartitionStep, Step};
+use kerf_dra_driver::step::{PartitionProgress, PartitionStep, Step};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
@@ -28,8 +32,7 @@ use crate::cdi::{self, ExtraMount};
 use crate::disk::Durability;
 use crate::effects::{self, StepError};
 use crate::errors::{PrepareError, UndoError, WorkError};
-use crate::store::{Store, StoreError};
-use crate::view::StuckMode;
+use crate::store::Store;
 
 /// What the work is done with.
 #[derive(Debug)]
@@ -143,81 +146,6 @@ impl Work {
         Ok(Outcome::Done(self.answer(&entry)))
     }
 
-    /// Undoes what a claim has here. A claim that has nothing is undone.
-    pub(crate) fn unprepare(
-        &self,
-        uid: &ClaimUid,
-        gpus: &BTreeSet<PciAddress>,
-    ) -> Result<Outcome<()>, UndoError> {
-        let mut entries = self.store.touching(Some(uid), gpus)?;
-        let proof = self.proof(uid, &entries);
-        // Where another claim has what was this one's, the proof must wait.
-        let is_free = proof.as_ref().is_none_or(|proof| !self.is_taken(proof, &entries));
-        entries.extend(proof.filter(|_| is_free));
-        let own: Vec<Entry> = entries.iter().filter(|entry| entry.uid == *uid).cloned().collect();
-        if let Some(more) = missing(&own, gpus, uid) {
-            return Ok(Outcome::NeedsGpus(more));
-        }
-        for entry in own {
-            self.undo(entry, &entries)?;
-        }
-        if is_free && self.is_quarantined(uid) {
-            self.cdi.remove(uid)?;
-            self.store.release_quarantine(uid)?;
-        }
-        Ok(Outcome::Done(()))
-    }
-
-    /// What a claim's CDI spec says that was prepared here in this boot, where
-    /// the journal has no entry for it any more.
-    ///
-    /// No undo leaves a spec behind and no failed prepare does, so an intact one
-    /// is proof by itself, whatever the API says of the claim meanwhile.
-    pub(crate) fn proof(&self, uid: &ClaimUid, entries: &[Entry]) -> Option<Entry> {
-        if entries.iter().any(|entry| entry.uid == *uid) {
-            return None;
-        }
-        let written = self.cdi.entry(uid)?;
-        (written.boot_id == self.boot && written.phase == Phase::Completed).then_some(written)
-    }
-
-    /// Whether other claims have something of what an entry has.
-    fn is_taken(&self, entry: &Entry, entries: &[Entry]) -> bool {
-        entries
-            .iter()
-            .filter(|other| other.uid != entry.uid)
-            .flat_map(|other| other.occupied(&self.boot))
-            .any(|occupied| entry.devices.iter().any(|device| device.overlaps(occupied)))
-    }
-
-    /// Writes a lost entry anew from its CDI spec; the GPUs that must be locked
-    /// for that, where they are not.
-    pub(crate) fn restore(
-        &self,
-        uid: &ClaimUid,
-        gpus: &BTreeSet<PciAddress>,
-        entries: &mut Vec<Entry>,
-    ) -> Result<Option<BTreeSet<PciAddress>>, StoreError> {
-        let Some(proof) = self.proof(uid, entries) else { return Ok(None) };
-        if let Some(more) = missing(std::slice::from_ref(&proof), gpus, uid) {
-            return Ok(Some(more));
-        }
-        if self.is_taken(&proof, entries) {
-            warn!(claim = %proof.claim, %uid, "the claim's journal entry was lost, and others have its devices");
-            return Ok(None);
-        }
-        warn!(claim = %proof.claim, %uid, "the claim's journal entry was lost; it is written anew from its CDI file");
-        self.store.write(&proof, Durability::Durable)?;
-        self.store.release_quarantine(uid)?;
-        entries.push(proof);
-        Ok(None)
-    }
-
-    /// Whether a claim's entry could not be read.
-    pub(crate) fn is_quarantined(&self, uid: &ClaimUid) -> bool {
-        self.store.view().borrow().quarantined.values().any(|file| file.uid == *uid)
-    }
-
     /// Makes the outputs of a completed entry of this boot right.
     pub(crate) fn check(&self, entry: &Entry) -> Result<(), PrepareError> {
         if entry.devices.iter().any(|device| matches!(device, Device::Unknown(_))) {
@@ -272,28 +200,6 @@ impl Work {
         info!(claim = %entry.claim, uid = %entry.uid, "the claim is prepared again after a reboot");
         self.finish(&mut entry, true)?;
         Ok(Outcome::Done(()))
-    }
-
-    /// Undoes what is incomplete among entries: nobody works on them, for
-    /// their GPUs are locked. What cannot be undone stays, with its error.
-    pub(crate) fn settle(&self, entries: &mut Vec<Entry>) {
-        let all = entries.clone();
-        entries.retain_mut(|entry| {
-            if entry.phase == Phase::Completed {
-                return true;
-            }
-            info!(claim = %entry.claim, uid = %entry.uid, phase = ?entry.phase, "undoing what was left incomplete");
-            match self.undo(entry.clone(), &all) {
-                Ok(()) => false,
-                Err(error) => {
-                    warn!(claim = %entry.claim, error = crate::chain(&error), "it stays incomplete");
-                    if let Some(now) = self.store.view().borrow().entries.get(&entry.uid) {
-                        *entry = Entry::clone(now);
-                    }
-                    true
-                }
-            }
-        });
     }
 
     /// This claim's entry, where it is of this boot and the same allocation;
@@ -379,135 +285,6 @@ impl Work {
             warn!(claim = %entry.claim, error = crate::chain(&unwritten), "the error could not be recorded");
         }
         error
-    }
-
-    /// Undoes an entry that could not be finished, and gives the reason back.
-    fn after_failure(&self, mut entry: Entry, entries: &[Entry], error: PrepareError) -> PrepareError {
-        let exists = self.store.view().borrow().entries.contains_key(&entry.uid);
-        if !exists {
-            // The CDI spec may have been written all the same; alone it would
-            // prove a preparation that was never answered.
-            if let Err(left) = self.cdi.remove(&entry.uid) {
-                warn!(claim = %entry.claim, error = crate::chain(&left), "a CDI file stays");
-            }
-            return error;
-        }
-        entry.error = Some(crate::chain(&error));
-        // No answer in time: the call may still take effect, so the intent
-        // stays as it is until somebody looks again.
-        if error.is_timeout() {
-            entry.phase = Phase::Started;
-            if let Err(error) = self.store.write(&entry, Durability::Ordered) {
-                warn!(claim = %entry.claim, error = crate::chain(&error), "the error could not be recorded");
-            }
-            return error;
-        }
-        if let Err(undo) = self.undo(entry, entries) {
-            warn!(error = crate::chain(&undo), "what was begun for the claim could not be undone yet");
-        }
-        error
-    }
-
-    /// Undoes an entry: CDI spec, steps in reverse, the entry itself.
-    pub(crate) fn undo(&self, mut entry: Entry, entries: &[Entry]) -> Result<(), UndoError> {
-        let result = self.undo_effects(&mut entry, entries);
-        if let Err(error) = &result {
-            entry.error = Some(crate::chain(error));
-            self.store.write(&entry, Durability::Ordered)?;
-            return result;
-        }
-        self.store.remove(&entry)?;
-        Ok(())
-    }
-
-    fn undo_effects(&self, entry: &mut Entry, entries: &[Entry]) -> Result<(), UndoError> {
-        let resumed = entry.phase == Phase::Undoing;
-        if entry.has_hardware(&self.boot) {
-            // From here on it is not prepared any more, whatever happens.
-            entry.phase = Phase::Undoing;
-            self.store.write(entry, Durability::Ordered)?;
-        }
-        self.cdi.remove(&entry.uid)?;
-        if !entry.has_hardware(&self.boot) {
-            return Ok(());
-        }
-        let _touching = Touching(self);
-        let mut first = None;
-        for index in (0..entry.steps.len()).rev() {
-            if let Err(error) = self.undo_step(entry, index, resumed, entries) {
-                first.get_or_insert(error);
-            }
-        }
-        first.map_or(Ok(()), |error| Err(error.into()))
-    }
-
-    fn undo_step(
-        &self,
-        entry: &mut Entry,
-        index: usize,
-        resumed: bool,
-        entries: &[Entry],
-    ) -> Result<(), StepError> {
-        let mut step = match entry.steps.get(index) {
-            Some(Step::Partition(step)) => step.clone(),
-            Some(Step::Unknown(_)) => return Err(StepError::Unknown),
-            Some(Step::MigMode(_)) | None => return Ok(()),
-        };
-        let (uid, gpu) = (entry.uid.clone(), step.gpu);
-        let others = |instance: &GpuInstance| {
-            entries.iter().any(|other| other.uid != uid && other.owns(&self.boot, gpu, instance))
-        };
-        let result = effects::undo_partition(&*self.hardware, &mut step, resumed, &others, &mut |step| {
-            put(entry, index, step.clone());
-            self.store.write(entry, Durability::Ordered)
-        });
-        put(entry, index, step);
-        result
-    }
-
-    fn set_mode(&self, step: &MigModeStep) -> Result<(), StepError> {
-        let result = effects::set_mig_mode(&*self.hardware, step);
-        let Err(error) = &result else {
-            self.forget_mode(step.gpu);
-            return Ok(());
-        };
-        let mut failures = self.mode_failures.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = failures.entry(step.gpu).or_default();
-        *count += 1;
-        if *count >= 2 {
-            let stuck = StuckMode { wanted: step.mode, failures: *count, error: crate::chain(error) };
-            self.store.modify(|view| {
-                view.stuck_modes.insert(step.gpu, stuck);
-            });
-        }
-        result
-    }
-
-    /// The GPUs that did not take a mode.
-    pub(crate) fn refused_modes(&self) -> BTreeSet<PciAddress> {
-        let failures = self.mode_failures.lock().unwrap_or_else(PoisonError::into_inner);
-        failures.keys().chain(self.store.view().borrow().stuck_modes.keys()).copied().collect()
-    }
-
-    /// Forgets that a GPU, whose lock is held, did not take a mode, where it has
-    /// it by now or nobody is left who keeps it from it.
-    pub(crate) fn forgive_mode(&self, gpu: PciAddress) -> Result<(), HardwareError> {
-        let wanted = self.store.view().borrow().stuck_modes.get(&gpu).map(|stuck| stuck.wanted);
-        let (current, _) = self.hardware.mig_mode(gpu)?;
-        if wanted != Some(current) && !self.hardware.holders(gpu)?.is_empty() {
-            return Ok(());
-        }
-        self.forget_mode(gpu);
-        Ok(())
-    }
-
-    fn forget_mode(&self, gpu: PciAddress) {
-        self.mode_failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&gpu);
-        if self.store.view().borrow().stuck_modes.contains_key(&gpu) {
-            self.store.modify(|view| {
-                view.stuck_modes.remove(&gpu);
-            });
-        }
     }
 
     /// The GPUs of a claim as they are now; their locks are held.
