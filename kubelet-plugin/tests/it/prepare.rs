@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kerf_dra_driver::hardware::HardwareErrorKind;
 use kerf_dra_driver::step::PartitionProgress;
-use kerf_kubelet_plugin::testing::{Fuse, ModelHardware, claim, partition};
+use kerf_kubelet_plugin::testing::{Fuse, ModelHardware, Node, claim, partition};
 use kerf_kubelet_plugin::{ClaimSource, Files, HostFiles, Plugin};
 
 use super::{node, pci, prepare, unprepare, whole};
@@ -302,12 +302,16 @@ async fn garbage_in_a_config_fails_its_claim_alone() {
 
 /// The machine's files, with every call that waits for the disk written down.
 #[derive(Debug, Default)]
-struct Syncs(std::sync::Mutex<Vec<String>>);
+struct Syncs {
+    waits: std::sync::Mutex<Vec<String>>,
+    /// Whether the journal cannot be written.
+    is_full: std::sync::atomic::AtomicBool,
+}
 
 impl Syncs {
     fn note(&self, path: &std::path::Path) {
         let name = path.file_name().unwrap().to_str().unwrap();
-        self.0.lock().unwrap().push(name.split_once('_').map_or(name, |(name, _)| name).to_owned());
+        self.waits.lock().unwrap().push(name.split_once('_').map_or(name, |(name, _)| name).to_owned());
     }
 }
 
@@ -326,6 +330,11 @@ impl Files for Syncs {
 
     fn write_synced(&self, path: &std::path::Path, content: &[u8], mode: u32) -> std::io::Result<()> {
         self.note(path);
+        if self.is_full.load(std::sync::atomic::Ordering::SeqCst)
+            && path.parent().unwrap().ends_with("claims")
+        {
+            return Err(std::io::ErrorKind::StorageFull.into());
+        }
         HostFiles.write_synced(path, content, mode)
     }
 
@@ -343,12 +352,7 @@ impl Files for Syncs {
     }
 }
 
-#[tokio::test]
-async fn the_disk_is_waited_for_as_often_as_a_power_cut_demands_and_not_more() {
-    let root = tempfile::tempdir().unwrap();
-    let node = node(&root);
-    node.claims.put(claim("gpu", &[("r", whole(3))]));
-    node.claims.put(claim("mig", &[("r", partition(pci(1), "1g.10gb", 4))]));
+fn with_syncs(node: &Node) -> (Plugin, Arc<Syncs>) {
     let files = Arc::new(Syncs::default());
     let inventory = node.machine.lock().unwrap().inventory.clone();
     let plugin = Plugin::with_files(
@@ -359,9 +363,33 @@ async fn the_disk_is_waited_for_as_often_as_a_power_cut_demands_and_not_more() {
         Arc::clone(&files) as Arc<dyn Files>,
     )
     .unwrap();
+    (plugin, files)
+}
+
+#[tokio::test]
+async fn a_prepare_that_could_not_be_recorded_leaves_no_spec_that_would_prove_it() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    node.claims.put(claim("c", &[("r", whole(3))]));
+    let (plugin, files) = with_syncs(&node);
+    files.is_full.store(true, std::sync::atomic::Ordering::SeqCst);
+    prepare(&plugin, "c").await.unwrap_err();
+    assert!(files.waits.lock().unwrap().iter().any(|name| name.contains("k8s")), "it was written beside");
+    assert!(node.files("cdi").is_empty());
+    plugin.reconcile_now().await;
+    assert!(plugin.journal().borrow().entries.is_empty());
+}
+
+#[tokio::test]
+async fn the_disk_is_waited_for_as_often_as_a_power_cut_demands_and_not_more() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    node.claims.put(claim("gpu", &[("r", whole(3))]));
+    node.claims.put(claim("mig", &[("r", partition(pci(1), "1g.10gb", 4))]));
+    let (plugin, files) = with_syncs(&node);
     let waits = || {
         // Journal and CDI are written side by side.
-        let mut waits = std::mem::take(&mut *files.0.lock().unwrap());
+        let mut waits = std::mem::take(&mut *files.waits.lock().unwrap());
         waits.sort();
         waits
     };
