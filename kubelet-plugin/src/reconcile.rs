@@ -59,6 +59,7 @@ impl Plugin {
     /// whenever the inventory changes, until cancelled.
     pub async fn keep_reconciled(&self, cancel: CancellationToken) {
         let mut inventory = self.inner.inventory.clone();
+        let mut is_known = inventory.borrow().is_some();
         let mut due = Instant::now();
         loop {
             tokio::select! {
@@ -71,7 +72,13 @@ impl Plugin {
                     if changed.is_err() {
                         return;
                     }
-                    self.inner.reconcile_entries().await;
+                    if !is_known && inventory.borrow_and_update().is_some() {
+                        // What the first round could not take over.
+                        is_known = true;
+                        due = Instant::now();
+                    } else {
+                        self.inner.reconcile_entries().await;
+                    }
                 }
             }
         }

@@ -7,13 +7,15 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kerf_dra_driver::hardware::HardwareErrorKind;
+use kerf_dra_driver::inventory::Inventory;
 use kerf_kubelet_plugin::proto::podresources as wire;
 use kerf_kubelet_plugin::proto::podresources::pod_resources_lister_server::{
     PodResourcesLister, PodResourcesListerServer,
 };
-use kerf_kubelet_plugin::testing::{Fuse, ModelHardware, claim, partition};
-use kerf_kubelet_plugin::{ClaimSource, HostFiles, Operation, Plugin};
+use kerf_kubelet_plugin::testing::{Fuse, ModelHardware, Node, claim, partition};
+use kerf_kubelet_plugin::{ClaimSource, HostFiles, JournalView, Operation, Plugin};
 use tokio::net::UnixListener;
+use tokio::sync::watch::Sender;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
@@ -208,17 +210,16 @@ async fn an_entry_that_cannot_be_read_closes_its_gpu_only_and_only_until_its_cla
     prepare(&plugin, "same").await.unwrap();
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_round_comes_in_time_however_often_the_inventory_changes() {
-    let root = tempfile::tempdir().unwrap();
-    let node = node(&root);
-    let inventory = Arc::new(node.machine.lock().unwrap().inventory.clone());
-    let sender = tokio::sync::watch::Sender::new(Some(Arc::clone(&inventory)));
+/// A plugin that keeps itself reconciled and learns of the GPUs from a sender.
+fn kept_reconciled(
+    node: &Node,
+    inventory: &Sender<Option<Arc<Inventory>>>,
+) -> (Plugin, CancellationToken, JoinHandle<()>) {
     let plugin = Plugin::with_files(
         node.config(),
         Arc::new(ModelHardware::new(Arc::clone(&node.machine), Fuse::none())),
         Arc::clone(&node.claims) as Arc<dyn ClaimSource>,
-        sender.subscribe(),
+        inventory.subscribe(),
         Arc::new(HostFiles),
     )
     .unwrap();
@@ -227,6 +228,38 @@ async fn a_round_comes_in_time_however_often_the_inventory_changes() {
         let (plugin, cancel) = (plugin.clone(), cancel.clone());
         async move { plugin.keep_reconciled(cancel).await }
     });
+    (plugin, cancel, rounds)
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_reboot_claims_are_taken_over_as_soon_as_the_gpus_are_known() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    node.claims.put(claim("c", &[("r", whole(3))]));
+    prepare(&node.plugin(&Fuse::none()).unwrap(), "c").await.unwrap();
+    node.boot("boot-2").unwrap();
+    let sender = Sender::new(None);
+    let began = tokio::time::Instant::now();
+    let (plugin, cancel, rounds) = kept_reconciled(&node, &sender);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    sender.send_replace(Some(Arc::new(node.machine.lock().unwrap().inventory.clone())));
+    let renewed = |view: &Arc<JournalView>| {
+        view.entries.values().all(|entry| entry.boot_id.0 == "boot-2") && !view.entries.is_empty()
+    };
+    plugin.journal().wait_for(renewed).await.unwrap();
+    cancel.cancel();
+    rounds.await.unwrap();
+    // The clock stands still but for what is waited for.
+    assert!(began.elapsed() < Duration::from_mins(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_round_comes_in_time_however_often_the_inventory_changes() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    let inventory = Arc::new(node.machine.lock().unwrap().inventory.clone());
+    let sender = Sender::new(Some(Arc::clone(&inventory)));
+    let (plugin, cancel, rounds) = kept_reconciled(&node, &sender);
     for _ in 0..60 {
         tokio::time::sleep(Duration::from_mins(1)).await;
         sender.send_replace(Some(Arc::clone(&inventory)));
