@@ -26,7 +26,5 @@ pub(crate) fn ensure(root: &Path, done: &Path, gpus: &[String]) -> Result<()> {
 
 /// Builds the emulator's library and programs as they are shipped.
 pub fn build() -> Result<()> {
-    let mut cargo = Command::new("cargo");
-    cargo.args(["build", "--release", "--package", "kerf-emulator"]).current_dir(paths::root());
-    exec::inherit(&mut cargo)
+    exec::inherit(&mut exec::cargo(&["build", "--release", "--package", "kerf-emulator"]))
 }

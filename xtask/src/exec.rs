@@ -10,8 +10,30 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::paths;
+
 /// How often a long build says that it is still running.
 const HEARTBEAT: Duration = Duration::from_secs(20);
+
+/// `cargo` in the repository, as if it were typed there.
+///
+/// A program that cargo runs finds its package described in the environment.
+/// Build scripts that look at such variables (ring's does) would run again, and
+/// with them half of the build, whenever another package calls cargo.
+pub fn cargo(arguments: &[&str]) -> Command {
+    let mut command = Command::new("cargo");
+    command.args(arguments).current_dir(paths::root());
+    for (name, _) in std::env::vars_os() {
+        let described = name.to_string_lossy();
+        if ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_", "CARGO_PRIMARY_"]
+            .iter()
+            .any(|prefix| described.starts_with(prefix))
+        {
+            command.env_remove(&name);
+        }
+    }
+    command
+}
 
 /// Runs `command` and returns its standard output.
 pub fn output(command: &mut Command) -> Result<String> {

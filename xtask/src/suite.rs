@@ -2,14 +2,13 @@
 //! failure is found cheapest. The cluster's programs build beside the first of
 //! them, and the cluster is taken down however the tests end.
 
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow};
 
 use crate::cluster::{self, Cluster, programs};
-use crate::{classes, codegen, emulator, exec, image, paths};
+use crate::{classes, codegen, emulator, exec, image};
 
 /// The cluster of the end-to-end tests.
 pub const CLUSTER: &str = "e2e";
@@ -55,25 +54,14 @@ fn stages(report: &mut Report) -> Result<()> {
 /// The publisher's test that wants a real API server, on that of the cluster.
 fn publisher() -> Result<()> {
     let cluster = Cluster::open(CLUSTER)?.context("the cluster is gone")?;
-    let mut cargo = Command::new("cargo");
-    cargo.args([
-        "test",
-        "--quiet",
-        "--package",
-        "kerf-controller",
-        "--test",
-        "it",
-        "real_server",
-        "--",
-        "--nocapture",
-    ]);
-    exec::inherit(cargo.env("KERF_TEST_KUBECONFIG", cluster.kubeconfig()).current_dir(paths::root()))
+    let test = ["test", "--quiet", "--package", "kerf-controller", "--test", "it"];
+    let arguments = [&test[..], &["real_server", "--", "--nocapture"]].concat();
+    exec::inherit(exec::cargo(&arguments).env("KERF_TEST_KUBECONFIG", cluster.kubeconfig()))
 }
 
 /// Licences and advisories, where the tool for them is installed.
 fn deny(report: &mut Report) -> Result<()> {
-    if Command::new("cargo").args(["deny", "--version"]).output().is_ok_and(|output| output.status.success())
-    {
+    if exec::cargo(&["deny", "--version"]).output().is_ok_and(|output| output.status.success()) {
         return report.stage("dependency policy", || {
             cargo(&["deny", "--offline", "check", "bans", "licenses", "sources"])
         });
@@ -83,7 +71,7 @@ fn deny(report: &mut Report) -> Result<()> {
 }
 
 fn cargo(arguments: &[&str]) -> Result<()> {
-    exec::inherit(Command::new("cargo").args(arguments).current_dir(paths::root()))
+    exec::inherit(&mut exec::cargo(arguments))
 }
 
 /// What ran, and how long it took.

@@ -37,9 +37,7 @@ pub fn all() -> Result<()> {
 
 /// The driver's image: its release binary and the C library it was linked to.
 pub fn kerf() -> Result<PathBuf> {
-    let mut cargo = Command::new("cargo");
-    cargo.args(["build", "--release", "--package", "kerf"]).current_dir(paths::root());
-    exec::inherit(&mut cargo)?;
+    exec::inherit(&mut exec::cargo(&["build", "--release", "--package", "kerf"]))?;
     let mut tree = Tree::default();
     runtime(&mut tree)?;
     program(&mut tree, "usr/bin/kerf", &paths::release().join("kerf"))?;
