@@ -207,11 +207,14 @@ fn refuse_sharing(kind: &'static str, present: bool) -> Result<(), ConfigError> 
 
 /// A message is not the place to repeat ten kilobytes of somebody's input.
 fn shortened(text: &str) -> String {
-    if text.chars().count() <= 160 {
-        return text.to_owned();
+    let mut short = String::new();
+    for character in text.chars().take(160) {
+        // What a user wrote ends up in events and terminals.
+        if character.is_control() { short.extend(character.escape_default()) } else { short.push(character) }
     }
-    let mut short: String = text.chars().take(160).collect();
-    short.push('…');
+    if text.chars().nth(160).is_some() {
+        short.push('…');
+    }
     short
 }
 

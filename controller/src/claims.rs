@@ -13,8 +13,9 @@ use serde::de::IgnoredAny;
 
 /// Where the claims of all namespaces are.
 const CLAIMS: &str = "/apis/resource.k8s.io/v1/resourceclaims";
-/// Claims a page: what is not ours is forgotten with its page.
-const PAGE: u32 = 500;
+/// Claims a page: what is not ours is forgotten with its page. One claim may be
+/// half a megabyte of somebody's configs and annotations, so a page is short.
+const PAGE: u32 = 50;
 /// The limit of one page's request.
 const REQUEST: Duration = Duration::from_secs(30);
 /// How often a list is begun anew when its continuation has expired.

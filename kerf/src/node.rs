@@ -127,7 +127,7 @@ async fn serve(arguments: NodeArguments) -> Result<()> {
     )?;
 
     let inventory = watch::Sender::new(None);
-    let claims = Arc::new(ApiClaims(client.clone()));
+    let claims = Arc::new(ApiClaims::new(client.clone()));
     let plugin = Plugin::new(config, Arc::new(NvmlHardware::new(roots)), claims, inventory.subscribe())?;
     let socket = StatusSocket::bind(&plugin_dir).context("the status socket cannot be made")?;
     let listener = TcpListener::bind(http_address)

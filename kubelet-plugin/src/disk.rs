@@ -142,10 +142,18 @@ impl Disk {
         durability: Durability,
     ) -> io::Result<()> {
         let temporary = folder.join(format!("{}{name}{}", TEMPORARY.0, TEMPORARY.1));
-        let written = self
-            .files
-            .write_synced(&temporary, content, mode)
-            .and_then(|()| self.files.rename(&temporary, &folder.join(name)));
+        let write = || {
+            self.files
+                .write_synced(&temporary, content, mode)
+                .and_then(|()| self.files.rename(&temporary, &folder.join(name)))
+        };
+        let written = match write() {
+            // Somebody removed the folder.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.files.create_folder(folder).and_then(|()| write())
+            }
+            written => written,
+        };
         if written.is_err() {
             // What is left of it is swept at the next start at the latest.
             let _ = self.files.remove(&temporary);

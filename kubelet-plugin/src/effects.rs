@@ -130,17 +130,26 @@ pub(crate) fn undo_partition(
         record(step)?;
     }
     for compute in &instance.compute_instances {
-        gone(hardware.destroy_compute_instance(gpu, instance.id, compute.id)).map_err(failed)?;
+        missing(hardware.destroy_compute_instance(gpu, instance.id, compute.id)).map_err(failed)?;
     }
-    gone(hardware.destroy_gpu_instance(gpu, instance.id)).map_err(failed)?;
+    let answer = hardware.destroy_gpu_instance(gpu, instance.id);
+    if missing(answer.clone()).map_err(failed)? {
+        // It was there a moment ago. If it still is, the answer was wrong, and
+        // to believe it would leave an instance that nobody owns.
+        let left = hardware.gpu_instances(gpu).map_err(failed)?;
+        if left.iter().any(|left| left.id == instance.id && left.placement == instance.placement) {
+            answer.map_err(failed)?;
+        }
+    }
     step.progress = PartitionProgress::Absent;
     Ok(())
 }
 
-/// What is not there any more need not be destroyed.
-fn gone(answer: Result<(), HardwareError>) -> Result<(), HardwareError> {
+/// Whether what was to be destroyed is said not to be there any more.
+fn missing(answer: Result<(), HardwareError>) -> Result<bool, HardwareError> {
     match answer {
-        Err(error) if error.kind == HardwareErrorKind::NotFound => Ok(()),
-        answer => answer,
+        Ok(()) => Ok(false),
+        Err(error) if error.kind == HardwareErrorKind::NotFound => Ok(true),
+        Err(error) => Err(error),
     }
 }

@@ -149,5 +149,13 @@ impl Locks {
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)
+    let open = || OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path);
+    match (open(), path.parent()) {
+        // Somebody removed the folder.
+        (Err(error), Some(folder)) if error.kind() == io::ErrorKind::NotFound => {
+            std::fs::create_dir_all(folder)?;
+            open()
+        }
+        (opened, _) => opened,
+    }
 }

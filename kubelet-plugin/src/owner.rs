@@ -162,24 +162,23 @@ impl Owner {
         let mut failures = 0;
         let mut read_at = Instant::now();
         let mut list_at = self.must_list.then_some(read_at);
+        // What failed stays said until it succeeds, whatever wakes meanwhile.
+        let (mut reading, mut listing) = (None, None);
         loop {
-            let mut troubles = Vec::new();
             if read_at <= Instant::now() {
-                read_at = match self.read().await {
-                    Ok(pause) => Instant::now() + jittered(pause),
-                    Err(trouble) => {
-                        troubles.push(trouble);
-                        Instant::now() + retry_after(failures)
-                    }
-                };
+                let read = self.read().await;
+                let pause = read.as_ref().map_or_else(|_| retry_after(failures), |pause| jittered(*pause));
+                read_at = Instant::now() + pause;
+                reading = read.err();
             }
             if list_at.is_some_and(|at| at <= Instant::now()) {
-                troubles.extend(self.list_claims().await.err());
+                listing = self.list_claims().await.err();
             }
-            match self.decide().await {
-                Ok(at) => list_at = at,
-                Err(trouble) => troubles.push(trouble),
-            }
+            let decided = self.decide().await;
+            list_at = decided.as_ref().map_or(list_at, |at| *at);
+            listing = listing.filter(|_| list_at.is_some());
+            let troubles: Vec<String> =
+                [reading.clone(), listing.clone(), decided.err()].into_iter().flatten().collect();
             let retry_at = (!troubles.is_empty()).then(|| Instant::now() + retry_after(failures));
             failures = if troubles.is_empty() { 0 } else { failures + 1 };
             self.report(&troubles);
@@ -411,7 +410,15 @@ impl Records {
         self.disk.sweep(&self.folder, "")?;
         let (mut records, mut complete) = (Vec::new(), true);
         for name in self.disk.list(&self.folder)? {
-            let Some(content) = self.disk.read(&self.folder.join(&name))? else { continue };
+            let content = match self.disk.read(&self.folder.join(&name)) {
+                Ok(Some(content)) => content,
+                Ok(None) => continue,
+                Err(error) => {
+                    complete = false;
+                    warn!(file = name, %error, "a record cannot be read and is not used");
+                    continue;
+                }
+            };
             match serde_json::from_slice::<GpuRecord>(&content) {
                 Ok(record) if name == Self::file_name(record.pci) => records.push(record),
                 Ok(_) => {

@@ -139,14 +139,18 @@ impl Store {
                 // Removed since it was listed.
                 Ok(None) => continue,
                 Ok(Some(content)) => content,
+                Err(source) if is_of_the_file(&source) => {
+                    read.unreadable.push(Unreadable { name, file, reason: source.to_string() });
+                    continue;
+                }
                 Err(source) => return Err(self.failed("read", source)),
             };
             let reason = match Entry::decode(&content) {
-                Ok(entry) if entry.uid == file.uid => {
+                Ok(entry) if entry.uid == file.uid && entry.file_name() == name => {
                     read.entries.push(entry);
                     continue;
                 }
-                Ok(_) => "it is of another claim than its name says".to_owned(),
+                Ok(_) => "it is of another claim, or of other GPUs, than its name says".to_owned(),
                 Err(reason) => crate::chain(&reason),
             };
             read.unreadable.push(Unreadable { name, file, reason });
@@ -225,4 +229,12 @@ impl Store {
     fn failed(&self, operation: &'static str, source: io::Error) -> StoreError {
         StoreError { operation, path: self.claims.clone(), source }
     }
+}
+
+/// Whether the one file is at fault, and not the machine: then the others are
+/// not kept from being read.
+fn is_of_the_file(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let faults = [Errno::ISDIR, Errno::LOOP, Errno::IO, Errno::ACCESS];
+    faults.iter().any(|fault| error.raw_os_error() == Some(fault.raw_os_error()))
 }

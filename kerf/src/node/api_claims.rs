@@ -11,12 +11,25 @@ use kerf_controller::claims::allocated_devices;
 use kerf_dra_driver::names::{DeviceName, DriverName};
 use kerf_kubelet_plugin::{ClaimSource, ClaimSourceError};
 use kube::{Api, Client};
+use tokio::sync::Semaphore;
 
 /// The limit of one read. The kubelet asks again.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Reads at once. After a restart a kubelet asks for all its claims together.
+const AT_ONCE: usize = 8;
+
 /// Claims of an API server.
-pub(crate) struct ApiClaims(pub(crate) Client);
+pub(crate) struct ApiClaims {
+    client: Client,
+    reads: Semaphore,
+}
+
+impl ApiClaims {
+    pub(crate) fn new(client: Client) -> Self {
+        Self { client, reads: Semaphore::new(AT_ONCE) }
+    }
+}
 
 impl fmt::Debug for ApiClaims {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -29,7 +42,9 @@ type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, ClaimSourceError>> + 
 impl ClaimSource for ApiClaims {
     fn get<'a>(&'a self, namespace: &'a str, name: &'a str) -> Answer<'a, Option<ResourceClaim>> {
         Box::pin(async move {
-            let claims: Api<ResourceClaim> = Api::namespaced(self.0.clone(), namespace);
+            // It is never closed.
+            let _read = self.reads.acquire().await;
+            let claims: Api<ResourceClaim> = Api::namespaced(self.client.clone(), namespace);
             match tokio::time::timeout(PATIENCE, claims.get_opt(name)).await {
                 Ok(Ok(claim)) => Ok(claim),
                 Ok(Err(error)) => {
@@ -46,7 +61,7 @@ impl ClaimSource for ApiClaims {
     fn allocated<'a>(&'a self, driver: &'a DriverName, pool: &'a str) -> Answer<'a, BTreeSet<DeviceName>> {
         Box::pin(async move {
             let pools = BTreeSet::from([pool.to_owned()]);
-            allocated_devices(self.0.clone(), driver, &pools).await.map_err(|error| {
+            allocated_devices(self.client.clone(), driver, &pools).await.map_err(|error| {
                 ClaimSourceError::new("which devices claims hold is not known").caused_by(error)
             })
         })

@@ -3,7 +3,9 @@
 //! `/healthz` answers as long as the runtime turns over. `/readyz` answers 200
 //! once nothing is missing, else 503 with what is, a line each.
 
+use std::future::IntoFuture;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
@@ -14,6 +16,9 @@ use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+
+/// How long requests that have begun may go on at the end.
+const GRACE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone)]
 struct Shared {
@@ -33,7 +38,12 @@ pub(crate) async fn serve(
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .with_state(Shared { missing, registry });
-    axum::serve(listener, router).with_graceful_shutdown(cancel.cancelled_owned()).await
+    let serve = axum::serve(listener, router).with_graceful_shutdown(cancel.clone().cancelled_owned());
+    tokio::select! {
+        served = serve.into_future() => served,
+        // A client that sends half a request keeps nobody.
+        () = async { cancel.cancelled().await; tokio::time::sleep(GRACE).await } => Ok(()),
+    }
 }
 
 async fn readyz(State(shared): State<Shared>) -> Response {

@@ -443,3 +443,59 @@ async fn a_claim_that_comes_back_while_the_kubelet_is_asked_keeps_what_it_has() 
     kubelet.abort();
     assert_eq!(entries(&plugin), ["c-uid"]);
 }
+
+#[tokio::test]
+async fn a_journal_file_that_is_a_folder_closes_its_gpu_and_no_other() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    std::fs::create_dir_all(root.path().join("plugin/state/claims/x-uid_0000-03-00-0.json")).unwrap();
+    node.claims.put(claim("c", &[("r", whole(3))]));
+    node.claims.put(claim("d", &[("r", partition(pci(1), "1g.10gb", 4))]));
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    plugin.start().await.unwrap();
+    prepare(&plugin, "d").await.unwrap();
+    prepare(&plugin, "c").await.unwrap_err();
+}
+
+#[tokio::test]
+async fn a_journal_file_under_the_name_of_another_gpu_is_not_believed() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    node.claims.put(claim("c", &[("r", whole(3))]));
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    prepare(&plugin, "c").await.unwrap();
+    drop(plugin);
+    let claims = root.path().join("plugin/state/claims");
+    std::fs::rename(claims.join("c-uid_0000-03-00-0.json"), claims.join("c-uid_0000-01-00-0.json")).unwrap();
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    plugin.start().await.unwrap();
+    plugin.unprepare("c-uid".to_owned()).await.unwrap();
+    assert!(node.files("plugin/state/claims").is_empty());
+}
+
+#[tokio::test]
+async fn folders_that_somebody_removed_are_made_again() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    node.claims.put(claim("c", &[("r", whole(3))]));
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    std::fs::remove_dir_all(root.path().join("plugin/state/locks")).unwrap();
+    std::fs::remove_dir_all(root.path().join("plugin/state/claims")).unwrap();
+    prepare(&plugin, "c").await.unwrap();
+    assert_eq!(node.files("plugin/state/claims").len(), 1);
+    plugin.unprepare("c-uid".to_owned()).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_instance_that_is_said_to_be_gone_and_is_not_stays_ours() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    node.claims.put(claim("d", &[("r", partition(pci(1), "1g.10gb", 4))]));
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    prepare(&plugin, "d").await.unwrap();
+    let lie = ("destroy_gpu_instance", HardwareErrorKind::NotFound);
+    node.machine.lock().unwrap().failures.push_back(lie);
+    plugin.unprepare("d-uid".to_owned()).await.unwrap_err();
+    plugin.unprepare("d-uid".to_owned()).await.unwrap();
+    assert!(node.machine.lock().unwrap().instances(pci(1)).is_empty());
+}
