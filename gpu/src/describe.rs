@@ -1,7 +1,10 @@
 //! Puts NVML's and sysfs' answers about a GPU together into the plain data
 //! that the rest of the driver works with.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use kerf_dra_driver::inventory::{Bytes, Gpu, Inventory, Mig, MigMode, Profile, UnreadableGpu};
 use kerf_dra_driver::names::PciAddress;
@@ -11,39 +14,104 @@ use crate::nvml::{Failure, GpuProfile, GpuProfiles, Session};
 use crate::roots::Roots;
 use crate::sysfs;
 
-/// Everything that NVML counts. A GPU that cannot be read is listed with the
-/// reason and hides no other.
-pub(crate) fn inventory(session: &Session, roots: &Roots) -> Result<Inventory, Failure> {
-    let mut inventory = Inventory {
-        driver_version: session.driver_version()?,
-        cuda_version: session.cuda_version().unwrap_or_default(),
-        ..Inventory::default()
-    };
-    for index in 0..session.gpu_count()? {
-        match describe(session, roots, index) {
-            Ok(gpu) if inventory.gpu(gpu.pci).is_some() => inventory.unreadable.push(UnreadableGpu {
-                index,
-                pci: Some(gpu.pci),
-                error: format!("NVML lists the GPU at {} twice", gpu.pci),
-            }),
-            Ok(gpu) => inventory.gpus.push(gpu),
-            // The driver went away under the listing: what is left would look
-            // as if every GPU were lost.
-            Err((_, failure)) if failure.driver_is_gone() => return Err(failure),
-            Err((pci, failure)) => {
-                let error = match pci {
-                    Some(pci) => format!("the GPU at {pci} could not be read: {failure}"),
-                    None => format!("GPU {index} could not be read: {failure}"),
-                };
-                inventory.unreadable.push(UnreadableGpu { index, pci, error });
-            }
-        }
-    }
-    inventory.gpus.sort_by_key(|gpu| gpu.pci);
-    Ok(inventory)
+/// How long one GPU may take to be read. NVML answers within milliseconds, or
+/// hangs with the GPU.
+const BUDGET: Duration = Duration::from_secs(10);
+
+type Read = Result<Gpu, (Option<PciAddress>, Failure)>;
+
+/// Reads GPUs, each on a thread of its own: one that hangs hides no other.
+#[derive(Debug, Default)]
+pub(crate) struct Reader {
+    /// GPUs, by NVML's index, whose last reading has not come back. They are
+    /// not read again until it has: each attempt would cost a thread.
+    hanging: Mutex<BTreeSet<u32>>,
 }
 
-fn describe(session: &Session, roots: &Roots, index: u32) -> Result<Gpu, (Option<PciAddress>, Failure)> {
+impl Reader {
+    /// Everything that NVML counts. A GPU that cannot be read is listed with
+    /// the reason.
+    pub(crate) fn inventory(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        roots: &Roots,
+    ) -> Result<Inventory, Failure> {
+        let mut inventory = Inventory {
+            driver_version: session.driver_version()?,
+            cuda_version: session.cuda_version().unwrap_or_default(),
+            ..Inventory::default()
+        };
+        let (sender, receiver) = mpsc::channel();
+        let mut awaited: BTreeSet<u32> = (0..session.gpu_count()?).collect();
+        for index in awaited.clone() {
+            if !self.hanging().insert(index) {
+                awaited.remove(&index);
+                inventory.unreadable.push(unanswered(index));
+                continue;
+            }
+            let read = {
+                let (reader, sender) = (Arc::clone(self), sender.clone());
+                let (session, roots) = (Arc::clone(session), roots.clone());
+                move || {
+                    let read = describe(&session, &roots, index);
+                    reader.hanging().remove(&index);
+                    // Nobody listens any more to one that comes too late.
+                    let _ = sender.send((index, read));
+                }
+            };
+            if thread::Builder::new().name(format!("gpu-read-{index}")).spawn(read).is_err() {
+                // No more threads: without one of its own there is no budget.
+                self.hanging().remove(&index);
+                awaited.remove(&index);
+                add(&mut inventory, index, describe(session, roots, index))?;
+            }
+        }
+        let deadline = Instant::now() + BUDGET;
+        while !awaited.is_empty() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Ok((index, read)) = receiver.recv_timeout(left) else { break };
+            awaited.remove(&index);
+            add(&mut inventory, index, read)?;
+        }
+        inventory.unreadable.extend(awaited.into_iter().map(unanswered));
+        inventory.unreadable.sort_by_key(|unreadable| unreadable.index);
+        inventory.gpus.sort_by_key(|gpu| gpu.pci);
+        Ok(inventory)
+    }
+
+    fn hanging(&self) -> MutexGuard<'_, BTreeSet<u32>> {
+        self.hanging.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn unanswered(index: u32) -> UnreadableGpu {
+    let error = format!("GPU {index} has not answered for {} s", BUDGET.as_secs());
+    UnreadableGpu { index, pci: None, error }
+}
+
+fn add(inventory: &mut Inventory, index: u32, read: Read) -> Result<(), Failure> {
+    match read {
+        Ok(gpu) if inventory.gpu(gpu.pci).is_some() => inventory.unreadable.push(UnreadableGpu {
+            index,
+            pci: Some(gpu.pci),
+            error: format!("NVML lists the GPU at {} twice", gpu.pci),
+        }),
+        Ok(gpu) => inventory.gpus.push(gpu),
+        // The driver went away under the listing: what is left would look as
+        // if every GPU were lost.
+        Err((_, failure)) if failure.driver_is_gone() => return Err(failure),
+        Err((pci, failure)) => {
+            let error = match pci {
+                Some(pci) => format!("the GPU at {pci} could not be read: {failure}"),
+                None => format!("GPU {index} could not be read: {failure}"),
+            };
+            inventory.unreadable.push(UnreadableGpu { index, pci, error });
+        }
+    }
+    Ok(())
+}
+
+fn describe(session: &Session, roots: &Roots, index: u32) -> Read {
     let handle = session.gpu_by_index(index).map_err(|failure| (None, failure))?;
     let pci = handle.pci().map_err(|failure| (None, failure))?;
     read(session, roots, pci, &handle).map_err(|failure| (Some(pci), failure))

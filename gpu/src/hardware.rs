@@ -15,6 +15,7 @@ use kerf_dra_driver::inventory::{
 };
 use kerf_dra_driver::names::PciAddress;
 
+use crate::describe::Reader;
 use crate::driver_files::Fingerprint;
 use crate::nvml::{Failure, Gpu, Session};
 use crate::roots::Roots;
@@ -32,6 +33,7 @@ pub struct NvmlHardware {
     /// Held while a session is opened, so that it is opened once.
     opening: Mutex<()>,
     watch: Watch,
+    reader: Arc<Reader>,
     /// The driver's files, as long as their folders do not change.
     files: Mutex<Option<(Fingerprint, DriverFiles)>>,
 }
@@ -45,6 +47,7 @@ impl NvmlHardware {
             session: RwLock::new(None),
             opening: Mutex::new(()),
             watch: Watch::default(),
+            reader: Arc::default(),
             files: Mutex::new(None),
         }
     }
@@ -113,7 +116,7 @@ impl NvmlHardware {
 impl Hardware for NvmlHardware {
     fn inventory(&self) -> Result<Inventory, HardwareError> {
         self.notice_replaced_library();
-        self.with(|session| describe::inventory(session, &self.roots))
+        self.with(|session| self.reader.inventory(session, &self.roots))
             .map_err(|failure| failure.during("read the GPUs"))
     }
 

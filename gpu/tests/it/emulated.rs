@@ -8,7 +8,7 @@ use kerf_dra_driver::inventory::{
     Architecture, Bytes, ComputeInstanceId, GpuInstanceId, MigMode, Placement, ProfileId,
 };
 use kerf_emulator::clients::Use;
-use kerf_emulator::state::{EventKind, State};
+use kerf_emulator::state::{Action, EventKind, Fault, State, When};
 
 use crate::machine::{on_machine, until};
 
@@ -410,5 +410,29 @@ fn the_calls_of_one_prepare() {
         times.sort_unstable();
         println!("note: p50 {:?}, slowest {:?}", times[times.len() / 2], times[times.len() - 1]);
         assert_eq!(hardware.gpu_instances(gpu), Ok(Vec::new()));
+    });
+}
+
+#[test]
+fn a_gpu_that_hangs_hides_no_other_and_is_not_asked_again_meanwhile() {
+    on_machine(&["l4", "l4"], |machine| {
+        let hardware = machine.hardware();
+        let hang = Fault {
+            id: 1,
+            call: "nvmlDeviceGetMemoryInfo".to_owned(),
+            when: When::Before,
+            action: Action::Hang(60_000),
+            times: Some(1),
+            process: None,
+        };
+        let add = |state: &mut State| {
+            state.faults.push(hang.clone());
+            Ok(())
+        };
+        machine.control().change(add).expect("a fault");
+        for _ in 0..2 {
+            let inventory = hardware.inventory().expect("an inventory");
+            assert_eq!((inventory.gpus.len(), inventory.unreadable.len()), (1, 1), "{inventory:?}");
+        }
     });
 }
