@@ -14,6 +14,7 @@ mod status_socket;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use kerf_controller::{DesiredPools, Identity, PublishStatus, Publisher};
@@ -165,7 +166,12 @@ async fn serve(arguments: NodeArguments) -> Result<()> {
     part(&mut parts, "the HTTP server", async { http.await.map_err(Into::into) });
     let stop = cancel.clone();
     part(&mut parts, "the status socket", async move {
-        socket.serve(move || report.json(), stop).await;
+        let report = Arc::new(report);
+        let answer = move || -> status_socket::Answer {
+            let report = Arc::clone(&report);
+            Box::pin(async move { report.json().await })
+        };
+        socket.serve(answer, stop).await;
         Ok(())
     });
     let readiness = keep_readiness(plugin.registration(), outcome.clone(), trouble, missing, cancel.clone());
@@ -196,7 +202,7 @@ async fn serve(arguments: NodeArguments) -> Result<()> {
     info!("kerf node stops");
     cancel.cancel();
     let drain = async { while parts.join_next().await.is_some() {} };
-    if tokio::time::timeout(std::time::Duration::from_secs(10), drain).await.is_err() {
+    if tokio::time::timeout(Duration::from_secs(10), drain).await.is_err() {
         error!("parts of kerf node did not end in time; what they were doing is in the journal");
     }
     ended
@@ -294,6 +300,9 @@ async fn keep_readiness(
     }
 }
 
+/// How long a status waits for the hardware before it tells the last inventory.
+const FRESH: Duration = Duration::from_secs(3);
+
 /// Where the node's status comes from.
 #[derive(Debug)]
 struct Report {
@@ -306,8 +315,12 @@ struct Report {
 }
 
 impl Report {
-    fn json(&self) -> Vec<u8> {
-        let inventory = self.inventory.borrow().clone();
+    /// The status now: the owner's inventory is as old as the last event.
+    async fn json(&self) -> Vec<u8> {
+        let inventory = match tokio::time::timeout(FRESH, self.plugin.observe()).await {
+            Ok(Ok(observed)) => Some(observed.inventory),
+            _ => self.inventory.borrow().clone(),
+        };
         let layout = self.layout.borrow().clone();
         let journal = self.plugin.journal().borrow().clone();
         let (generation, slices) = {

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::time::Duration;
 
 use tokio::io::AsyncWriteExt;
@@ -11,6 +12,9 @@ use tracing::debug;
 
 /// A reader that does not read is not waited for longer.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A status being made.
+pub(crate) type Answer = Pin<Box<dyn Future<Output = Vec<u8>> + Send>>;
 
 /// The socket, removed with this value.
 #[derive(Debug)]
@@ -31,7 +35,7 @@ impl StatusSocket {
     }
 
     /// Answers until cancelled, one reader at a time.
-    pub(crate) async fn serve(self, status: impl Fn() -> Vec<u8>, cancel: CancellationToken) {
+    pub(crate) async fn serve(self, status: impl Fn() -> Answer, cancel: CancellationToken) {
         loop {
             let mut stream = tokio::select! {
                 () = cancel.cancelled() => return,
@@ -44,7 +48,7 @@ impl StatusSocket {
                     }
                 },
             };
-            let answer = status();
+            let answer = status().await;
             let write = async {
                 stream.write_all(&answer).await?;
                 stream.shutdown().await
