@@ -23,6 +23,9 @@ type Read = Result<Gpu, (Option<PciAddress>, Failure)>;
 /// Reads GPUs, each on a thread of its own: one that hangs hides no other.
 #[derive(Debug, Default)]
 pub(crate) struct Reader {
+    /// Held by the one reading that goes on. Without turns, GPUs that another
+    /// reading is just at would look as if they hung.
+    turn: Mutex<()>,
     /// GPUs, by NVML's index, whose last reading has not come back. They are
     /// not read again until it has: each attempt would cost a thread.
     hanging: Mutex<BTreeSet<u32>>,
@@ -36,6 +39,7 @@ impl Reader {
         session: &Arc<Session>,
         roots: &Roots,
     ) -> Result<Inventory, Failure> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let mut inventory = Inventory {
             driver_version: session.driver_version()?,
             cuda_version: session.cuda_version().unwrap_or_default(),

@@ -436,3 +436,23 @@ fn a_gpu_that_hangs_hides_no_other_and_is_not_asked_again_meanwhile() {
         }
     });
 }
+
+#[test]
+fn two_readings_at_once_do_not_take_each_other_for_a_hang() {
+    on_machine(&["l4", "l4"], |machine| {
+        let slow = |state: &mut State| {
+            state.latency_ms.insert("nvmlDeviceGetMemoryInfo".to_owned(), 300);
+            Ok(())
+        };
+        machine.control().change(slow).expect("a latency");
+        let hardware = machine.hardware();
+        hardware.inventory().expect("an inventory");
+        thread::scope(|scope| {
+            let readings: Vec<_> = (0..3).map(|_| scope.spawn(|| hardware.inventory())).collect();
+            for reading in readings {
+                let inventory = reading.join().expect("no panic").expect("an inventory");
+                assert_eq!((inventory.gpus.len(), inventory.unreadable.len()), (2, 0), "{inventory:?}");
+            }
+        });
+    });
+}
