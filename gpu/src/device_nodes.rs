@@ -50,8 +50,8 @@ pub(crate) fn device_nodes(
     gpu_minor: u32,
     partition: Option<(GpuInstanceId, ComputeInstanceId)>,
 ) -> Result<Vec<DeviceNode>, NodeError> {
-    let frontend = procfs::character_major(&roots.proc, FRONTEND);
-    let uvm = procfs::character_major(&roots.proc, UVM);
+    let devices = procfs::CharacterDevices::read(&roots.proc);
+    let (frontend, uvm) = (devices.major(FRONTEND), devices.major(UVM));
     let number = |major: Option<u32>, minor: u32| major.map(|major| (major, minor));
 
     let mut nodes = vec![
@@ -63,7 +63,7 @@ pub(crate) fn device_nodes(
     nodes.extend(optional(roots, "nvidia-modeset", number(frontend, MODESET_MINOR))?);
 
     if let Some((instance, compute_instance)) = partition {
-        let major = procfs::character_major(&roots.proc, CAPABILITIES);
+        let major = devices.major(CAPABILITIES);
         for compute_instance in [None, Some(compute_instance)] {
             let path = procfs::capability_path(&roots.proc, gpu_minor, instance, compute_instance);
             let capability = procfs::capability(&path)

@@ -31,6 +31,9 @@ const LIBRARY_FOLDERS: &[&str] = &[
 
 const PROGRAM_FOLDERS: &[&str] = &["usr/bin", "usr/sbin", "bin", "sbin"];
 
+/// Where links of the folders above may lead on, and be turned.
+const LINK_FOLDERS: &[&str] = &["etc/alternatives"];
+
 /// Libraries that compute needs, with the number at the end of their SONAME;
 /// none where the SONAME is the versioned name itself.
 const LIBRARIES: &[(&str, Option<u32>)] = &[
@@ -69,21 +72,17 @@ pub(crate) fn management_library(driver: &Path) -> Option<PathBuf> {
 /// What tells that the folders hold the same files as before: a file that
 /// comes, goes or is replaced changes its folder's time.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Fingerprint {
-    version: String,
-    folders: Vec<Option<(u64, u64, i64, i64)>>,
-}
+pub(crate) struct Fingerprint(Vec<Option<(u64, u64, i64, i64)>>);
 
 impl Fingerprint {
     /// Of the folders under a driver root. It costs a dozen system calls,
     /// where finding the files costs many hundreds.
-    pub(crate) fn of(driver: &Path, version: &str) -> Self {
+    pub(crate) fn of(driver: &Path) -> Self {
         let stamp = |folder: &&str| {
             let metadata = driver.join(folder).metadata().ok()?;
             Some((metadata.dev(), metadata.ino(), metadata.mtime(), metadata.mtime_nsec()))
         };
-        let folders = LIBRARY_FOLDERS.iter().chain(PROGRAM_FOLDERS).map(stamp).collect();
-        Self { version: version.to_owned(), folders }
+        Self(LIBRARY_FOLDERS.iter().chain(PROGRAM_FOLDERS).chain(LINK_FOLDERS).map(stamp).collect())
     }
 }
 

@@ -4,7 +4,7 @@
 //! next call after the driver went away or its library was replaced. No lock
 //! is held while NVML works, so calls for different GPUs run in parallel.
 
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use kerf_dra_driver::hardware::{
@@ -56,6 +56,10 @@ impl NvmlHardware {
         self.session.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    fn files(&self) -> MutexGuard<'_, Option<(Fingerprint, DriverFiles)>> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn session(&self) -> Result<Arc<Session>, Failure> {
         if let Some(session) = self.current() {
             return Ok(session);
@@ -79,6 +83,9 @@ impl NvmlHardware {
         let mut slot = self.session.write().unwrap_or_else(PoisonError::into_inner);
         if slot.as_ref().is_some_and(|current| Arc::ptr_eq(current, session)) {
             *slot = None;
+            drop(slot);
+            // Another driver has other files.
+            *self.files() = None;
         }
     }
 
@@ -237,19 +244,21 @@ impl Hardware for NvmlHardware {
     }
 
     fn driver_files(&self) -> Result<DriverFiles, HardwareError> {
-        self.notice_replaced_library();
-        let version = self
-            .with(|session| session.driver_version())
-            .map_err(|failure| failure.during("find the driver's files"))?;
-        let fingerprint = Fingerprint::of(&self.roots.driver, &version);
-        let mut cached = self.files.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((of, files)) = cached.as_ref()
+        let fingerprint = Fingerprint::of(&self.roots.driver);
+        if let Some((of, files)) = &*self.files()
             && *of == fingerprint
         {
             return Ok(files.clone());
         }
+        self.notice_replaced_library();
+        let failed = |failure: Failure| failure.during("find the driver's files");
+        let session = self.session().map_err(failed)?;
+        let version = self.with(|session| session.driver_version()).map_err(failed)?;
         let files = driver_files::driver_files(&self.roots, &version);
-        *cached = Some((fingerprint, files.clone()));
+        let mut cached = self.files();
+        if self.current().is_some_and(|current| Arc::ptr_eq(&current, &session)) {
+            *cached = Some((fingerprint, files.clone()));
+        }
         Ok(files)
     }
 

@@ -9,24 +9,33 @@ use std::path::{Path, PathBuf};
 
 use kerf_dra_driver::inventory::{ComputeInstanceId, GpuInstanceId};
 
-/// The major number that `/proc/devices` lists for the first of the names
-/// that it knows.
-pub(crate) fn character_major(proc: &Path, names: &[&str]) -> Option<u32> {
-    let text = fs::read_to_string(proc.join("devices")).ok()?;
-    let characters: Vec<(u32, &str)> = text
-        .lines()
-        .skip_while(|line| line.trim() != "Character devices:")
-        .skip(1)
-        .take_while(|line| !line.trim().is_empty())
-        .filter_map(|line| {
-            let (major, name) = line.trim().split_once(char::is_whitespace)?;
-            Some((major.parse().ok()?, name.trim()))
-        })
-        .collect();
-    names
-        .iter()
-        .find_map(|wanted| characters.iter().find(|(_, name)| name == wanted))
-        .map(|(major, _)| *major)
+/// The character devices of `/proc/devices`: major numbers by name.
+#[derive(Debug, Default)]
+pub(crate) struct CharacterDevices(Vec<(u32, String)>);
+
+impl CharacterDevices {
+    /// Reads them; none where the file cannot be read.
+    pub(crate) fn read(proc: &Path) -> Self {
+        let text = fs::read_to_string(proc.join("devices")).unwrap_or_default();
+        let devices = text
+            .lines()
+            .skip_while(|line| line.trim() != "Character devices:")
+            .skip(1)
+            .take_while(|line| !line.trim().is_empty())
+            .filter_map(|line| {
+                let (major, name) = line.trim().split_once(char::is_whitespace)?;
+                Some((major.parse().ok()?, name.trim().to_owned()))
+            });
+        Self(devices.collect())
+    }
+
+    /// The major number of the first of the names that is listed.
+    pub(crate) fn major(&self, names: &[&str]) -> Option<u32> {
+        names
+            .iter()
+            .find_map(|wanted| self.0.iter().find(|(_, name)| name == wanted))
+            .map(|(major, _)| *major)
+    }
 }
 
 /// A capability of the driver: the right to open the device node that stands
@@ -84,11 +93,12 @@ mod tests {
         let proc = tempfile::tempdir().expect("a folder");
         let text = "Character devices:\n  1 mem\n195 nvidia\n235 nvidia-caps\n\nBlock devices:\n  7 loop\n";
         fs::write(proc.path().join("devices"), text).expect("a file");
-        let major = |names: &[&str]| character_major(proc.path(), names);
+        let devices = CharacterDevices::read(proc.path());
+        let major = |names: &[&str]| devices.major(names);
         assert_eq!(major(&["nvidia-frontend", "nvidia"]), Some(195));
         assert_eq!(major(&["nvidia-caps"]), Some(235));
         assert_eq!(major(&["loop"]), None);
-        assert_eq!(character_major(Path::new("/nowhere"), &["mem"]), None);
+        assert_eq!(CharacterDevices::read(Path::new("/nowhere")).major(&["mem"]), None);
     }
 
     #[test]

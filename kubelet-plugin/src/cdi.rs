@@ -187,11 +187,10 @@ impl Folder {
         }
         // `/var/run` is empty after a reboot.
         self.disk.create_folder(&self.path).map_err(|source| self.failed("written", source))?;
-        // Not synced: after a power cut the spec is made anew from the entry,
-        // and the folder is in memory on most systems anyway. The content is
-        // complete whenever the name is there.
+        // After a power cut the spec is made anew from the entry; on most
+        // systems the folder is in memory anyway.
         self.disk
-            .replace(&self.path, &name, &content, 0o644, Durability::Ordered)
+            .replace(&self.path, &name, &content, 0o644, Durability::Derived)
             .map_err(|source| self.failed("written", source))?;
         if read()?.as_ref() == Some(&content) {
             Ok(true)
@@ -202,7 +201,9 @@ impl Folder {
 
     /// Removes a claim's file.
     pub(crate) fn remove(&self, uid: &ClaimUid) -> Result<bool, CdiError> {
-        self.disk.remove(&self.path, &self.file_name(uid)).map_err(|source| self.failed("removed", source))
+        self.disk
+            .remove(&self.path, &self.file_name(uid), Durability::Derived)
+            .map_err(|source| self.failed("removed", source))
     }
 
     /// The claims that have a file.

@@ -1,10 +1,10 @@
 //! The one way to state and CDI files: everything that must survive a crash is
 //! written and removed through [`Disk`].
 //!
-//! A file is replaced by writing a temporary one beside it, `fsync`, and
-//! `rename`: a reader, or a start after a crash, sees the old content or the
-//! new, never half of one. Whether the folder is synced too decides if the
-//! *new* content survives a power cut ([`Durability`]).
+//! A file is replaced by writing a temporary one beside it and `rename`: a
+//! reader, or a start after a crash, sees the old content or the new, never
+//! half of one. What is synced decides what a power cut may do to it
+//! ([`Durability`]).
 //!
 //! [`Files`] is what of the operating system that needs; tests put a disk there
 //! that dies or loses what was not synced.
@@ -26,6 +26,9 @@ pub trait Files: Send + Sync + fmt::Debug {
 
     /// Makes a folder and those above it.
     fn create_folder(&self, folder: &Path) -> io::Result<()>;
+
+    /// Writes a file.
+    fn write(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()>;
 
     /// Writes a file, and returns when its content cannot be lost any more.
     fn write_synced(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()>;
@@ -64,10 +67,12 @@ impl Files for HostFiles {
         fs::create_dir_all(folder)
     }
 
+    fn write(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+        written(path, content, mode).map(|_| ())
+    }
+
     fn write_synced(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(path)?;
-        file.write_all(content)?;
-        file.sync_data()
+        written(path, content, mode)?.sync_data()
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -83,15 +88,24 @@ impl Files for HostFiles {
     }
 }
 
-/// What a power cut may do to a write that has returned.
+fn written(path: &Path, content: &[u8], mode: u32) -> io::Result<File> {
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(path)?;
+    file.write_all(content)?;
+    Ok(file)
+}
+
+/// What a power cut may do to a write that has returned. What a killed process
+/// wrote is there in any case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Durability {
-    /// Nothing: the new content is there. For what must be known before
-    /// hardware is touched, and for what was answered.
+    /// Nothing: the new content is there. For what describes things that
+    /// outlive the boot.
     Durable,
-    /// The old content may be back, whole. For progress within one boot, which
-    /// a power cut makes meaningless together with the hardware it describes.
+    /// The old content may be back, whole. For what describes one boot, which
+    /// a power cut ends together with the hardware described.
     Ordered,
+    /// The content may be lost. For what is made anew at every start.
+    Derived,
 }
 
 /// Files that are replaced and removed whole.
@@ -143,9 +157,13 @@ impl Disk {
     ) -> io::Result<()> {
         let temporary = folder.join(format!("{}{name}{}", TEMPORARY.0, TEMPORARY.1));
         let write = || {
-            self.files
-                .write_synced(&temporary, content, mode)
-                .and_then(|()| self.files.rename(&temporary, &folder.join(name)))
+            match durability {
+                Durability::Durable | Durability::Ordered => {
+                    self.files.write_synced(&temporary, content, mode)?;
+                }
+                Durability::Derived => self.files.write(&temporary, content, mode)?,
+            }
+            self.files.rename(&temporary, &folder.join(name))
         };
         let written = match write() {
             // Somebody removed the folder.
@@ -161,14 +179,15 @@ impl Disk {
         }
         match durability {
             Durability::Durable => self.files.sync_folder(folder),
-            Durability::Ordered => Ok(()),
+            Durability::Ordered | Durability::Derived => Ok(()),
         }
     }
 
-    /// Removes a file for good; whether there was one.
-    pub(crate) fn remove(&self, folder: &Path, name: &str) -> io::Result<bool> {
+    /// Removes a file; whether there was one.
+    pub(crate) fn remove(&self, folder: &Path, name: &str, durability: Durability) -> io::Result<bool> {
         match self.files.remove(&folder.join(name)) {
-            Ok(()) => self.files.sync_folder(folder).map(|()| true),
+            Ok(()) if durability == Durability::Durable => self.files.sync_folder(folder).map(|()| true),
+            Ok(()) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(error) => Err(error),
         }

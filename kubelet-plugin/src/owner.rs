@@ -455,7 +455,7 @@ impl Records {
     }
 
     fn remove(&self, pci: PciAddress) -> std::io::Result<bool> {
-        self.disk.remove(&self.folder, &Self::file_name(pci))
+        self.disk.remove(&self.folder, &Self::file_name(pci), Durability::Durable)
     }
 }
 

@@ -1,6 +1,12 @@
 //! The journal on disk: `state/claims/<uid>_<pci>_….json`, and
 //! `state/quarantine/` for what cannot be read.
 //!
+//! An entry is of one boot, as the hardware is that it describes: a power cut
+//! that brings its former content back, or takes a new entry away, does so to
+//! something whose partitions are gone too, and which the kubelet will ask for
+//! again. So a write is not waited for beyond its content. A removal is:
+//! nobody asks again for what is gone.
+//!
 //! An entry is written and removed only by who holds the locks of all its
 //! GPUs. The picture of the journal that others see is published here, with
 //! every change, so it can never tell anything but what was written.
@@ -171,9 +177,9 @@ impl Store {
     }
 
     /// Writes an entry.
-    pub(crate) fn write(&self, entry: &Entry, durability: Durability) -> Result<(), StoreError> {
+    pub(crate) fn write(&self, entry: &Entry) -> Result<(), StoreError> {
         self.disk
-            .replace(&self.claims, &entry.file_name(), &entry.encode(), 0o600, durability)
+            .replace(&self.claims, &entry.file_name(), &entry.encode(), 0o600, Durability::Ordered)
             .map_err(|source| self.failed("written", source))?;
         self.modify(|view| {
             view.entries.insert(entry.uid.clone(), Arc::new(entry.clone()));
@@ -184,7 +190,7 @@ impl Store {
     /// Removes an entry.
     pub(crate) fn remove(&self, entry: &Entry) -> Result<(), StoreError> {
         self.disk
-            .remove(&self.claims, &entry.file_name())
+            .remove(&self.claims, &entry.file_name(), Durability::Durable)
             .map_err(|source| self.failed("cleaned", source))?;
         self.modify(|view| {
             view.entries.remove(&entry.uid);
@@ -204,7 +210,9 @@ impl Store {
             .map(|(name, _)| name.clone())
             .collect();
         for name in names {
-            self.disk.remove(&self.quarantine, &name).map_err(|source| self.failed("cleaned", source))?;
+            self.disk
+                .remove(&self.quarantine, &name, Durability::Durable)
+                .map_err(|source| self.failed("cleaned", source))?;
             self.modify(|view| {
                 view.quarantined.remove(&name);
             });

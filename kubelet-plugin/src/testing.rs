@@ -18,6 +18,7 @@ use k8s_openapi::api::resource::v1::{
     AllocationResult, DeviceAllocationResult, DeviceRequestAllocationResult, ResourceClaim,
     ResourceClaimConsumerReference, ResourceClaimStatus,
 };
+use kerf_dra_driver::claim::ClaimObject;
 use kerf_dra_driver::hardware::{
     DeviceNode, DriverFile, DriverFiles, Hardware, HardwareError, HardwareErrorKind, HardwareEvent, Holder,
 };
@@ -453,6 +454,10 @@ impl Files for MortalFiles {
         self.run(|| HostFiles.create_folder(folder))
     }
 
+    fn write(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+        self.run(|| HostFiles.write(path, content, mode))
+    }
+
     fn write_synced(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
         self.run(|| HostFiles.write_synced(path, content, mode))
     }
@@ -506,13 +511,18 @@ impl ClaimSource for MemoryClaims {
         &'a self,
         namespace: &'a str,
         name: &'a str,
-    ) -> BoxFuture<'a, Result<Option<ResourceClaim>, ClaimSourceError>> {
+    ) -> BoxFuture<'a, Result<Option<ClaimObject>, ClaimSourceError>> {
         async move {
             if lock(&self.unreadable).contains(name) {
                 return Err(ClaimSourceError::new("the API does not answer for this one"));
             }
             let claim = lock(&self.claims).get(&(namespace.to_owned(), name.to_owned())).cloned();
-            self.answer(claim)
+            let read = |claim| serde_json::from_str(&serde_json::to_string(&claim)?);
+            let object = claim
+                .map(read)
+                .transpose()
+                .map_err(|error| ClaimSourceError::new("the claim cannot be decoded").caused_by(error))?;
+            self.answer(object)
         }
         .boxed()
     }

@@ -4,11 +4,9 @@
 //! are read from disk after that, never before. A crash anywhere in here is
 //! settled by the next call that locks the same GPUs, or by reconcile.
 //!
-//! What is synced and why: an entry's first write is durable, because hardware
-//! is touched after it; its progress is ordered only, because a power cut ends
-//! the boot whose hardware it describes; its completion is durable, because the
-//! kubelet is answered after it. The CDI spec is written beside the latter: as
-//! either can be made from the other, their order does not matter.
+//! A partition costs two writes of its entry: its intent before hardware is
+//! touched, and that it is ready, after. Between the two, the intent is enough
+//! to know what was made. The CDI spec follows the entry that it is made from.
 
 mod modes;
 mod proof;
@@ -29,7 +27,6 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::cdi::{self, ExtraMount};
-use crate::disk::Durability;
 use crate::effects::{self, StepError};
 use crate::errors::{PrepareError, UndoError, WorkError};
 use crate::store::Store;
@@ -224,12 +221,6 @@ impl Work {
     /// An entry that was answered before (`mends`) stays completed whatever
     /// happens: it is never undone but on the kubelet's word.
     fn finish(&self, entry: &mut Entry, mends: bool) -> Result<(), PrepareError> {
-        let mut written = false;
-        let write = |entry: &Entry, written: &mut bool| {
-            // The first write tells of hardware that is about to be touched.
-            let durability = if *written { Durability::Ordered } else { Durability::Durable };
-            self.store.write(entry, durability).map(|()| *written = true)
-        };
         let to_do = entry.steps.iter().any(is_to_do);
         let _touching = to_do.then(|| Touching(self));
         if to_do {
@@ -239,7 +230,7 @@ impl Work {
             let hardware = &*self.hardware;
             match entry.steps.get(index).cloned() {
                 Some(Step::MigMode(step)) => {
-                    write(entry, &mut written)?;
+                    self.store.write(entry)?;
                     self.set_mode(&step)?;
                 }
                 Some(Step::Partition(PartitionStep {
@@ -247,12 +238,14 @@ impl Work {
                 }))
                 | None => {}
                 Some(Step::Partition(step)) => {
-                    if !matches!(step.progress, PartitionProgress::Created { .. }) {
+                    if matches!(step.progress, PartitionProgress::Created { .. }) {
+                        // The record says otherwise: it was ready once.
+                        self.store.write(entry)?;
+                    } else {
                         change(entry, index, |step| effects::intend(hardware, step))?;
-                        write(entry, &mut written)?;
+                        self.store.write(entry)?;
                         change(entry, index, |step| effects::create_instance(hardware, step))?;
                     }
-                    write(entry, &mut written)?;
                     // That it is ready is written with what follows.
                     change(entry, index, |step| effects::create_compute_instance(hardware, step))?;
                 }
@@ -263,17 +256,8 @@ impl Work {
         entry.phase = Phase::Completed;
         entry.error = None;
         let spec = self.project(entry)?;
-        let entry: &Entry = entry;
-        let (stored, projected) = std::thread::scope(|scope| {
-            let ensure = || self.cdi.ensure(&entry.uid, &spec);
-            let beside = std::thread::Builder::new().spawn_scoped(scope, ensure);
-            let stored = self.store.write(entry, Durability::Durable);
-            // At the limit of threads one after the other does as well.
-            let projected = beside.map_or_else(|_| Ok(ensure()), std::thread::ScopedJoinHandle::join);
-            (stored, projected)
-        });
-        stored?;
-        projected.map_err(|_| WorkError::Panicked)??;
+        self.store.write(entry)?;
+        self.cdi.ensure(&entry.uid, &spec)?;
         Ok(())
     }
 
@@ -281,7 +265,7 @@ impl Work {
     fn keep_broken(&self, mut entry: Entry, error: PrepareError) -> PrepareError {
         entry.phase = Phase::Completed;
         entry.error = Some(crate::chain(&error));
-        if let Err(unwritten) = self.store.write(&entry, Durability::Ordered) {
+        if let Err(unwritten) = self.store.write(&entry) {
             warn!(claim = %entry.claim, error = crate::chain(&unwritten), "the error could not be recorded");
         }
         error

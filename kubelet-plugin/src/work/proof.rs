@@ -7,7 +7,6 @@ use kerf_dra_driver::names::{ClaimUid, PciAddress};
 use tracing::warn;
 
 use super::{Work, missing};
-use crate::disk::Durability;
 use crate::store::StoreError;
 
 impl Work {
@@ -50,7 +49,7 @@ impl Work {
             return Ok(None);
         }
         warn!(claim = %proof.claim, %uid, "the claim's journal entry was lost; it is written anew from its CDI file");
-        self.store.write(&proof, Durability::Durable)?;
+        self.store.write(&proof)?;
         self.store.release_quarantine(uid)?;
         entries.push(proof);
         Ok(None)

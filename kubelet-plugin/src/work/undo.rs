@@ -11,7 +11,6 @@ use kerf_dra_driver::step::Step;
 use tracing::{info, warn};
 
 use super::{Outcome, Touching, Work, missing, put};
-use crate::disk::Durability;
 use crate::effects::{self, StepError};
 use crate::errors::{PrepareError, UndoError};
 
@@ -70,13 +69,7 @@ impl Work {
         entries: &[Entry],
         error: PrepareError,
     ) -> PrepareError {
-        let exists = self.store.view().borrow().entries.contains_key(&entry.uid);
-        if !exists {
-            // The CDI spec may have been written all the same; alone it would
-            // prove a preparation that was never answered.
-            if let Err(left) = self.cdi.remove(&entry.uid) {
-                warn!(claim = %entry.claim, error = crate::chain(&left), "a CDI file stays");
-            }
+        if !self.store.view().borrow().entries.contains_key(&entry.uid) {
             return error;
         }
         entry.error = Some(crate::chain(&error));
@@ -84,7 +77,7 @@ impl Work {
         // stays as it is until somebody looks again.
         if error.is_timeout() {
             entry.phase = Phase::Started;
-            if let Err(error) = self.store.write(&entry, Durability::Ordered) {
+            if let Err(error) = self.store.write(&entry) {
                 warn!(claim = %entry.claim, error = crate::chain(&error), "the error could not be recorded");
             }
             return error;
@@ -100,7 +93,7 @@ impl Work {
         let result = self.undo_effects(&mut entry, entries);
         if let Err(error) = &result {
             entry.error = Some(crate::chain(error));
-            self.store.write(&entry, Durability::Ordered)?;
+            self.store.write(&entry)?;
             return result;
         }
         self.store.remove(&entry)?;
@@ -112,7 +105,7 @@ impl Work {
         if entry.has_hardware(&self.boot) {
             // From here on it is not prepared any more, whatever happens.
             entry.phase = Phase::Undoing;
-            self.store.write(entry, Durability::Ordered)?;
+            self.store.write(entry)?;
         }
         self.cdi.remove(&entry.uid)?;
         if !entry.has_hardware(&self.boot) {
@@ -146,7 +139,7 @@ impl Work {
         };
         let result = effects::undo_partition(&*self.hardware, &mut step, resumed, &others, &mut |step| {
             put(entry, index, step.clone());
-            self.store.write(entry, Durability::Ordered)
+            self.store.write(entry)
         });
         put(entry, index, step);
         result
