@@ -7,9 +7,12 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
+use k8s_openapi::api::resource::v1::{DeviceAllocationConfiguration, OpaqueDeviceConfiguration};
+use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use kerf_api::config::{ConfigError, ConfigTarget, Configs, DeviceConfig};
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
 use crate::names::{ClaimUid, DeviceName, DriverName, NameError, PciAddress};
 
@@ -25,6 +28,95 @@ pub struct ClaimName {
 impl fmt::Display for ClaimName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// A ResourceClaim, as much of it as a node asks for. What its users wrote
+/// beside that is passed over, and configs stay text until they are known to be
+/// ours: nested deeply enough, that of another driver would make the claim
+/// unreadable.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub struct ClaimObject {
+    metadata: Metadata,
+    status: Option<Status>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Metadata {
+    uid: Option<String>,
+    namespace: Option<String>,
+    name: Option<String>,
+    deletion_timestamp: Option<IgnoredAny>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Status {
+    allocation: Option<Allocation>,
+    reserved_for: Option<Vec<IgnoredAny>>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct Allocation {
+    devices: Option<Devices>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct Devices {
+    results: Option<Vec<DeviceResult>>,
+    config: Option<Vec<Config>>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct DeviceResult {
+    request: String,
+    driver: String,
+    pool: String,
+    device: String,
+    admin_access: Option<bool>,
+    share_id: Option<String>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct Config {
+    source: String,
+    requests: Option<Vec<String>>,
+    opaque: Option<Opaque>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct Opaque {
+    driver: String,
+    parameters: Box<RawValue>,
+}
+
+impl ClaimObject {
+    /// What identifies it to programs.
+    pub fn uid(&self) -> Option<&str> {
+        self.metadata.uid.as_deref()
+    }
+}
+
+impl Config {
+    /// The config as the API has it, if it is of a driver.
+    fn of(&self, driver: &DriverName) -> Option<Result<DeviceAllocationConfiguration, ClaimError>> {
+        let opaque = self.opaque.as_ref().filter(|opaque| opaque.driver == driver.as_str())?;
+        let parameters = match serde_json::from_str(opaque.parameters.get()) {
+            Ok(parameters) => RawExtension(parameters),
+            Err(error) => {
+                return Some(Err(ClaimError::UnreadableConfig {
+                    driver: driver.clone(),
+                    reason: error.to_string(),
+                }));
+            }
+        };
+        Some(Ok(DeviceAllocationConfiguration {
+            source: self.source.clone(),
+            requests: self.requests.clone(),
+            opaque: Some(OpaqueDeviceConfiguration { driver: opaque.driver.clone(), parameters }),
+        }))
     }
 }
 
@@ -115,6 +207,16 @@ pub enum ClaimError {
     /// A name that could not be one.
     #[error(transparent)]
     Name(#[from] NameError),
+    /// A config that is nested too deeply, or has a number out of all bounds.
+    #[error(
+        "a device config for `{driver}` cannot be decoded ({reason}); correct it in the claim or its class"
+    )]
+    UnreadableConfig {
+        /// Our driver.
+        driver: DriverName,
+        /// Why.
+        reason: String,
+    },
     /// A config that cannot be used.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -123,13 +225,13 @@ pub enum ClaimError {
 impl Claim {
     /// Resolves the claim that a kubelet asked for by `uid`.
     pub fn resolve(
-        object: &ResourceClaim,
+        object: &ClaimObject,
         uid: &ClaimUid,
         driver: &DriverName,
         pool: &str,
     ) -> Result<Self, ClaimError> {
         let metadata = &object.metadata;
-        let found = metadata.uid.as_deref().unwrap_or_default();
+        let found = object.uid().unwrap_or_default();
         if found != uid.as_str() {
             return Err(ClaimError::Replaced { found: found.to_owned() });
         }
@@ -142,8 +244,13 @@ impl Claim {
             return Err(ClaimError::NotReserved);
         }
         let devices = allocation.devices.as_ref();
-        let configs = devices.and_then(|devices| devices.config.as_deref()).unwrap_or_default();
-        let configs = Configs::decode(driver.as_str(), configs)?;
+        let configs = devices
+            .and_then(|devices| devices.config.as_deref())
+            .unwrap_or_default()
+            .iter()
+            .filter_map(|config| config.of(driver))
+            .collect::<Result<Vec<_>, _>>()?;
+        let configs = Configs::decode(driver.as_str(), &configs)?;
         let allocation = devices
             .and_then(|devices| devices.results.as_deref())
             .unwrap_or_default()
@@ -173,12 +280,7 @@ impl Claim {
 
 /// Whether a claim is allocated just so: its results of a driver in a pool, in
 /// their order. Whether it may be prepared, and its configs, are not asked.
-pub fn is_allocated(
-    object: &ResourceClaim,
-    driver: &DriverName,
-    pool: &str,
-    allocation: &[Allocated],
-) -> bool {
+pub fn is_allocated(object: &ClaimObject, driver: &DriverName, pool: &str, allocation: &[Allocated]) -> bool {
     let results = object
         .status
         .as_ref()
@@ -208,11 +310,7 @@ pub fn gpus_of(allocation: &[Allocated]) -> BTreeSet<PciAddress> {
     allocation.iter().filter_map(|one| one.device.gpu()).collect()
 }
 
-fn allocated(
-    result: &DeviceRequestAllocationResult,
-    configs: &Configs,
-    pool: &str,
-) -> Result<Allocated, ClaimError> {
+fn allocated(result: &DeviceResult, configs: &Configs, pool: &str) -> Result<Allocated, ClaimError> {
     if result.pool != pool {
         return Err(ClaimError::UnknownPool {
             device: result.device.clone(),

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use futures::future::BoxFuture;
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use kerf_dra_driver::claim::ClaimObject;
 use kerf_dra_driver::names::{DeviceName, DriverName};
 
 /// Where claims are read from. Both calls are quorum reads: an old answer
@@ -15,7 +15,7 @@ pub trait ClaimSource: Send + Sync + fmt::Debug {
         &'a self,
         namespace: &'a str,
         name: &'a str,
-    ) -> BoxFuture<'a, Result<Option<ResourceClaim>, ClaimSourceError>>;
+    ) -> BoxFuture<'a, Result<Option<ClaimObject>, ClaimSourceError>>;
 
     /// The devices of a pool that any claim of the cluster has allocated. Not
     /// for every day: it reads all claims.

@@ -185,7 +185,7 @@ impl Inner {
         let object = self.claims.get(&entry.claim.namespace, &entry.claim.name).await?;
         let (driver, pool) = (&self.config.settings.driver, &self.config.pool);
         Ok(object.is_some_and(|object| {
-            object.metadata.uid.as_deref() == Some(entry.uid.as_str())
+            object.uid() == Some(entry.uid.as_str())
                 && claim::is_allocated(&object, driver, pool, &entry.allocation)
         }))
     }

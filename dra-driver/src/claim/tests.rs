@@ -1,7 +1,8 @@
 //! Tests of resolving claims.
 
 use k8s_openapi::api::resource::v1::{
-    AllocationResult, DeviceAllocationResult, ResourceClaimConsumerReference, ResourceClaimStatus,
+    AllocationResult, DeviceAllocationResult, DeviceRequestAllocationResult, ResourceClaim,
+    ResourceClaimConsumerReference, ResourceClaimStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -33,9 +34,15 @@ fn claim(results: Vec<DeviceRequestAllocationResult>) -> ResourceClaim {
     claim
 }
 
-fn resolve(object: &ResourceClaim) -> Result<Claim, String> {
+/// The claim as a node reads it.
+fn read(claim: &ResourceClaim) -> ClaimObject {
+    let text = serde_json::to_string(claim).expect("encodes");
+    serde_json::from_str(&text).expect("decodes")
+}
+
+fn resolve(claim: &ResourceClaim) -> Result<Claim, String> {
     let driver = DriverName::DEFAULT.parse().expect("a driver name");
-    Claim::resolve(object, &"uid-1".parse().expect("a uid"), &driver, "node/gpu")
+    Claim::resolve(&read(claim), &"uid-1".parse().expect("a uid"), &driver, "node/gpu")
         .map_err(|error| error.to_string())
 }
 
@@ -104,12 +111,34 @@ fn an_allocation_is_the_same_by_its_devices_whatever_its_configs_resolve_to() {
     let claim = claim(vec![result("a", OURS, "node/gpu", "gpu-0000-65-00-0")]);
     let allocation = resolve(&claim).expect("resolves").allocation;
     let driver = OURS.parse().expect("a driver name");
-    assert!(is_allocated(&claim, &driver, "node/gpu", &allocation));
-    assert!(!is_allocated(&self::claim(vec![]), &driver, "node/gpu", &allocation));
-    assert!(!is_allocated(&ResourceClaim::default(), &driver, "node/gpu", &allocation));
+    assert!(is_allocated(&read(&claim), &driver, "node/gpu", &allocation));
+    assert!(!is_allocated(&read(&self::claim(vec![])), &driver, "node/gpu", &allocation));
+    assert!(!is_allocated(&ClaimObject::default(), &driver, "node/gpu", &allocation));
     let mut other = allocation.clone();
     other[0].config = Some(DeviceConfig::Gpu);
     assert!(other != allocation && is_same(&other, &allocation));
     other[0].request = "b".to_owned();
     assert!(!is_same(&other, &allocation));
+}
+
+#[test]
+fn a_config_nested_too_deeply_to_be_decoded_fails_its_claim_only_if_it_is_ours() {
+    let nested = (0..1_000).fold(serde_json::Value::Null, |inner, _| serde_json::json!({ "a": inner }));
+    let with = |driver: &str| {
+        let mut claim = claim(vec![result("a", OURS, "node/gpu", "gpu-0000-65-00-0")]);
+        let opaque =
+            OpaqueDeviceConfiguration { driver: driver.to_owned(), parameters: RawExtension(nested.clone()) };
+        let config = DeviceAllocationConfiguration {
+            source: "FromClaim".to_owned(),
+            requests: None,
+            opaque: Some(opaque),
+        };
+        let allocation = claim.status.as_mut().and_then(|status| status.allocation.as_mut());
+        allocation.and_then(|allocation| allocation.devices.as_mut()).expect("devices").config =
+            Some(vec![config]);
+        resolve(&claim)
+    };
+    assert!(with("other.example.com").is_ok());
+    let error = with(OURS).expect_err("refused");
+    assert!(error.contains("device config for `gpu.nvidia.com` cannot be decoded"), "{error}");
 }

@@ -8,9 +8,12 @@ use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kerf_controller::claims::allocated_devices;
+use kerf_dra_driver::claim::ClaimObject;
 use kerf_dra_driver::names::{DeviceName, DriverName};
 use kerf_kubelet_plugin::{ClaimSource, ClaimSourceError};
-use kube::{Api, Client};
+use kube::api::{GetParams, Request};
+use kube::core::response::reason;
+use kube::{Client, Error, Resource};
 use tokio::sync::Semaphore;
 
 /// The limit of one read. The kubelet asks again.
@@ -40,13 +43,18 @@ impl fmt::Debug for ApiClaims {
 type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, ClaimSourceError>> + Send + 'a>>;
 
 impl ClaimSource for ApiClaims {
-    fn get<'a>(&'a self, namespace: &'a str, name: &'a str) -> Answer<'a, Option<ResourceClaim>> {
+    fn get<'a>(&'a self, namespace: &'a str, name: &'a str) -> Answer<'a, Option<ClaimObject>> {
         Box::pin(async move {
             // It is never closed.
             let _read = self.reads.acquire().await;
-            let claims: Api<ResourceClaim> = Api::namespaced(self.client.clone(), namespace);
-            match tokio::time::timeout(PATIENCE, claims.get_opt(name)).await {
-                Ok(Ok(claim)) => Ok(claim),
+            let claims = Request::new(ResourceClaim::url_path(&(), Some(namespace)));
+            let request = claims.get(name, &GetParams::default()).map_err(|error| {
+                ClaimSourceError::new("the claim's name could not be one").caused_by(error)
+            })?;
+            match tokio::time::timeout(PATIENCE, self.client.request(request)).await {
+                Ok(Ok(claim)) => Ok(Some(claim)),
+                // Only the API server says so: what else answers 404 knows no claims.
+                Ok(Err(Error::Api(status))) if status.reason == reason::NOT_FOUND => Ok(None),
                 Ok(Err(error)) => {
                     Err(ClaimSourceError::new("the API server refused or did not answer").caused_by(error))
                 }
@@ -65,5 +73,64 @@ impl ClaimSource for ApiClaims {
                 ClaimSourceError::new("which devices claims hold is not known").caused_by(error)
             })
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::Router;
+    use axum::http::StatusCode;
+    use kerf_dra_driver::claim::Claim;
+
+    use super::*;
+
+    const UID: &str = "6c6a2883-c84a-48b0-b48f-c045d6ab4684";
+
+    /// Claims of a server that always gives the same answer.
+    fn answered(code: StatusCode, body: String) -> ApiClaims {
+        let path = "/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims/c";
+        let router = Router::new().route(path, axum::routing::get(async move || (code, body)));
+        ApiClaims::new(Client::new(router, "default"))
+    }
+
+    #[tokio::test]
+    async fn a_claim_can_be_prepared_however_deeply_the_config_of_another_driver_is_nested() {
+        let nested = "{\"a\":".repeat(1_000) + "0" + &"}".repeat(1_000);
+        let claim = format!(
+            r#"{{
+                "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+                "metadata": {{"uid": "{UID}", "namespace": "ns", "name": "c"}},
+                "spec": {{"devices": {{"config": [
+                    {{"opaque": {{"driver": "other.example.com", "parameters": {nested}}}}}
+                ]}}}},
+                "status": {{
+                    "allocation": {{"devices": {{
+                        "config": [{{
+                            "source": "FromClaim",
+                            "opaque": {{"driver": "other.example.com", "parameters": {nested}}}
+                        }}],
+                        "results": [{{
+                            "request": "r", "driver": "gpu.nvidia.com", "pool": "node/gpu",
+                            "device": "gpu-0000-17-00-0"
+                        }}]
+                    }}}},
+                    "reservedFor": [{{"resource": "pods", "name": "p", "uid": "p"}}]
+                }}
+            }}"#
+        );
+        let object =
+            answered(StatusCode::OK, claim).get("ns", "c").await.expect("an answer").expect("a claim");
+        let (uid, driver) = (UID.parse().expect("a uid"), "gpu.nvidia.com".parse().expect("a driver name"));
+        let claim = Claim::resolve(&object, &uid, &driver, "node/gpu").expect("it can be prepared");
+        assert_eq!(claim.allocation.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_claim_is_gone_only_if_the_api_server_says_so() {
+        let status = r#"{"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404}"#;
+        let gone = answered(StatusCode::NOT_FOUND, status.to_owned());
+        assert!(gone.get("ns", "c").await.expect("an answer").is_none());
+        let proxy = answered(StatusCode::NOT_FOUND, "404 page not found".to_owned());
+        proxy.get("ns", "c").await.expect_err("nobody knows");
     }
 }
