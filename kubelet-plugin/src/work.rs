@@ -28,7 +28,7 @@ use tracing::{info, warn};
 
 use crate::cdi::{self, ExtraMount};
 use crate::effects::{self, StepError};
-use crate::errors::{PrepareError, UndoError, WorkError};
+use crate::errors::{PrepareError, UndoError};
 use crate::store::Store;
 
 /// What the work is done with.

@@ -121,11 +121,6 @@ impl Layout {
         self.state.join("nvidia")
     }
 
-    /// Written when the emulator's root is complete.
-    pub(crate) fn emulator_done(&self) -> PathBuf {
-        self.state.join("nvidia.json")
-    }
-
     /// The folders under which all that belongs to the cluster lies.
     pub(crate) fn folders(&self) -> [&Path; 3] {
         [&self.run, &self.kubelet_root, &self.state]

@@ -9,7 +9,7 @@
 mod cgroups;
 mod components;
 mod layout;
-mod mounts;
+pub(crate) mod mounts;
 mod network;
 mod pki;
 mod process;
@@ -90,8 +90,7 @@ impl Cluster {
         network::ensure(&layout, &settings)?;
         cgroups::ensure(&layout)?;
         if !settings.gpus.is_empty() {
-            emulator::ensure(&layout.emulator(), &layout.emulator_done(), &settings.gpus)?;
-            mounts::share(&layout.emulator())?;
+            emulator::ensure(&layout.emulator(), &settings.gpus)?;
         }
 
         let cluster = Self { layout, settings, programs };

@@ -6,17 +6,17 @@ use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
-use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_bind, mount_change, unmount};
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount};
 
-/// Makes a folder one from which containers may follow what is mounted below
-/// it later. A machine's `/` allows that under systemd, and only there.
-pub(crate) fn share(folder: &Path) -> Result<()> {
-    if below(&[folder])?.iter().any(|point| point == folder) {
-        return Ok(());
-    }
-    mount_bind(folder, folder)
+/// Makes an empty folder in memory, with device nodes, from which containers may
+/// follow what is mounted below it later. A machine's `/` allows that under
+/// systemd, and only there.
+pub(crate) fn in_memory(folder: &Path) -> Result<()> {
+    detach(&[folder])?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    mount("tmpfs", folder, "tmpfs", MountFlags::empty(), c"mode=755")
         .and_then(|()| mount_change(folder, MountPropagationFlags::SHARED))
-        .with_context(|| format!("cannot share mounts below {}", folder.display()))
+        .with_context(|| format!("cannot mount a file system in memory at {}", folder.display()))
 }
 
 /// Unmounts all at or below `folders`, the latest first.
