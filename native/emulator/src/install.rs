@@ -10,7 +10,7 @@ use std::str::FromStr;
 use uuid::Uuid;
 
 use crate::layout::{Layout, replace_link};
-use crate::model::{Model, Models};
+use crate::model::{self, Models};
 use crate::state::{Gpu, State};
 use crate::store::Store;
 
@@ -125,11 +125,7 @@ impl Plan {
     }
 
     fn gpu(&self, index: u32, slot: &Slot) -> Result<Gpu, String> {
-        let known = || self.models.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-        let model: &Model = self
-            .models
-            .get(&slot.model)
-            .ok_or_else(|| format!("no model `{}`; known: {}", slot.model, known()))?;
+        let model = model::find(&self.models, &slot.model)?;
         if slot.mig && model.mig.is_none() {
             return Err(format!("{} has no MIG", slot.model));
         }

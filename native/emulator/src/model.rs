@@ -16,6 +16,15 @@ pub fn built_in() -> Result<Models, serde_json::Error> {
     serde_json::from_str(include_str!("../models.json"))
 }
 
+/// The model of a key.
+///
+/// # Errors
+/// A sentence that names those there are.
+pub fn find<'models>(models: &'models Models, key: &str) -> Result<&'models Model, String> {
+    let known = || models.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+    models.get(key).ok_or_else(|| format!("no model `{key}`; known: {}", known()))
+}
+
 /// One GPU model.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Model {
@@ -35,6 +44,12 @@ pub struct Model {
     pub memory_mib: u64,
     /// Default power limit.
     pub power_limit_w: u32,
+    /// Where the numbers were read or seen.
+    #[serde(default)]
+    pub sources: Vec<String>,
+    /// Which numbers nobody has seen, and what they follow from.
+    #[serde(default)]
+    pub derived: Vec<String>,
     /// MIG, where the model has it.
     pub mig: Option<Mig>,
 }
@@ -91,6 +106,13 @@ impl Mig {
     /// The profile that spans the GPU: its numbers are the GPU's totals.
     pub fn whole(&self) -> Option<&Profile> {
         self.profiles.iter().max_by_key(|profile| (profile.size, profile.slices))
+    }
+
+    /// The compute instance profile that spans a GPU instance of a profile.
+    pub fn full_compute(&self, instance: &Profile) -> Option<&ComputeProfile> {
+        let spans =
+            |full: &&ComputeProfile| full.slices == instance.slices && instance.compute.contains(&full.id);
+        self.compute_profiles.iter().find(spans)
     }
 
     /// A compute instance profile by its id.

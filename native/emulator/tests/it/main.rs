@@ -14,6 +14,7 @@ mod crash;
 mod events;
 mod faults;
 mod mig;
+mod models;
 mod python;
 mod rules;
 mod smi;

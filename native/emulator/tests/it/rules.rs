@@ -19,15 +19,15 @@ enum Try {
 
 fn tries() -> impl Strategy<Value = Vec<Try>> {
     let one = prop_oneof![
-        4 => (0..7_usize, proptest::option::of(0..7_usize)).prop_map(|(profile, start)| Try::Create { profile, start }),
-        3 => (0..7_usize, 0..5_usize).prop_map(|(instance, profile)| Try::Compute { instance, profile }),
+        4 => (0..11_usize, proptest::option::of(0..7_usize)).prop_map(|(profile, start)| Try::Create { profile, start }),
+        3 => (0..7_usize, 0..6_usize).prop_map(|(instance, profile)| Try::Compute { instance, profile }),
         2 => (0..7_usize, 0..7_usize).prop_map(|(instance, compute)| Try::DestroyCompute { instance, compute }),
         2 => (0..7_usize).prop_map(|instance| Try::Destroy { instance }),
     ];
     proptest::collection::vec(one, 1..60)
 }
 
-fn gpu(model: &str) -> Gpu {
+pub(crate) fn gpu(model: &str) -> Gpu {
     let plan = Plan {
         gpus: vec![Slot { model: model.to_owned(), mig: true, ..Slot::default() }],
         numa_nodes: 1,

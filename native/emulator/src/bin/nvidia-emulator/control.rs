@@ -144,8 +144,7 @@ impl Create {
             say(&instance.to_string());
             return Ok(());
         }
-        let whole = mig.compute_profiles.iter().find(|compute| compute.slices == profile.slices);
-        let whole = whole.ok_or("the profile has no full compute instance")?;
+        let whole = mig.full_compute(profile).ok_or("the profile has no full compute instance")?;
         machine.create_compute_instance(index, instance, whole.id, None).map_err(refused("create"))?;
         let (_, gpu) = self.which.find(machine)?;
         let uuid =

@@ -6,6 +6,7 @@
 mod control;
 mod faults;
 mod init;
+mod models;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -50,6 +51,11 @@ enum Command {
     Xid(control::Xid),
     /// Print the whole state as JSON.
     Show,
+    /// List the built-in models, or print one as JSON.
+    Models {
+        /// Its key.
+        model: Option<String>,
+    },
 }
 
 /// A sentence for the operator.
@@ -93,6 +99,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Return(which) => which.set_lost(&machine()?, false),
         Command::Xid(xid) => xid.run(&machine()?),
         Command::Show => control::show(&machine()?),
+        Command::Models { model } => models::run(model.as_deref()),
     }
 }
 

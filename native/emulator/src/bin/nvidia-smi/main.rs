@@ -58,7 +58,7 @@ fn list(library: &Library) -> Result<String, Failure> {
     for (index, gpu) in library.gpus()?.iter().enumerate() {
         lines.push(format!("GPU {index}: {} (UUID: {})\n", gpu.name, gpu.uuid));
         lines.extend(gpu.mig_devices.iter().enumerate().map(|(index, mig)| {
-            format!("  MIG {:<12}Device {index:>2}: (UUID: {})\n", mig.profile, mig.uuid)
+            format!("  MIG {:<11} Device {index:>2}: (UUID: {})\n", mig.profile, mig.uuid)
         }));
     }
     Ok(lines.concat())
