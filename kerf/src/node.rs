@@ -171,8 +171,7 @@ async fn serve(arguments: NodeArguments) -> Result<()> {
             let report = Arc::clone(&report);
             Box::pin(async move { report.json().await })
         };
-        socket.serve(answer, stop).await;
-        Ok(())
+        Ok(socket.serve(answer, stop).await?)
     });
     let readiness = keep_readiness(plugin.registration(), outcome.clone(), trouble, missing, cancel.clone());
     part(&mut parts, "readiness", readiness);

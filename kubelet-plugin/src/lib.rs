@@ -33,6 +33,7 @@ mod reconcile;
 mod registration;
 mod server;
 mod service;
+mod socket;
 mod store;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -49,6 +50,7 @@ pub use owner::{Channels, NodeLayout, Owner, Stored};
 pub use plugin::{ClaimRequest, ObserveError, Observed, Plugin, PluginConfig, PluginError};
 pub use registration::Registration;
 pub use server::{DRA_SOCKET, ServeError};
+pub use socket::{SocketFile, SocketFolders};
 pub use store::StoreError;
 pub use view::{JournalView, StuckMode};
 pub use work::PreparedDevice;

@@ -156,6 +156,36 @@ async fn a_stale_socket_and_one_that_is_removed_are_made_anew() {
     served.task.await.unwrap().unwrap();
 }
 
+#[tokio::test]
+async fn a_folder_of_sockets_that_is_moved_away_or_removed_is_made_anew_with_them() {
+    let root = tempfile::tempdir().unwrap();
+    let served = serve(&root, node(&root).plugin(&Fuse::none()).unwrap());
+    register(&served).await;
+    let unregistered = async || {
+        let mut known = served.plugin.registration();
+        tokio::time::timeout(LIMIT, known.wait_for(|state| *state == Registration::Waiting))
+            .await
+            .unwrap()
+            .unwrap();
+    };
+    for (round, socket) in [&served.registration, &served.dra, &served.registration].iter().enumerate() {
+        std::fs::rename(socket.parent().unwrap(), root.path().join(format!("moved-{round}"))).unwrap();
+        unregistered().await;
+        register(&served).await;
+        until("DRA socket", async || connect(&served.dra).await).await;
+    }
+    // The socket may be back before its folder is removed.
+    let registry = served.registration.parent().unwrap();
+    until("removal", async || std::fs::remove_dir_all(registry).ok()).await;
+    unregistered().await;
+    register(&served).await;
+    std::fs::remove_file(&served.registration).unwrap();
+    unregistered().await;
+    register(&served).await;
+    served.cancel.cancel();
+    served.task.await.unwrap().unwrap();
+}
+
 /// What grpc-go makes of a socket's path as `:authority` (`encodeAuthority`):
 /// bytes that no authority may hold are escaped, `@` among those that stay.
 fn encoded(path: &str) -> String {

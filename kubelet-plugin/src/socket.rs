@@ -1,0 +1,123 @@
+//! The files of sockets and the folders they are in, which others delete and
+//! replace: who serves a socket watches, looks, and then waits.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use futures::StreamExt;
+use inotify::{EventStream, Inotify, WatchMask};
+use tokio::net::UnixListener;
+
+use crate::server::ServeError;
+
+/// How often a folder is made that somebody removes at the same time.
+const ATTEMPTS: usize = 10;
+
+/// A bound socket's file. It is removed with this value, unless another one has
+/// its place by then.
+#[derive(Debug)]
+pub struct SocketFile {
+    path: PathBuf,
+    /// Device and inode: what identifies the file that was bound, as long as
+    /// its listener is open. Absent if it was gone at once.
+    identity: Option<(u64, u64)>,
+}
+
+impl SocketFile {
+    /// Binds a socket. What another process left or made there is replaced.
+    pub fn bind(path: &Path) -> Result<(UnixListener, Self), ServeError> {
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        let bind = || {
+            // One that a killed process left would refuse the bind.
+            match fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            UnixListener::bind(path)
+        };
+        let listener =
+            in_folder(folder, bind).map_err(|source| ServeError::Bind { path: path.to_owned(), source })?;
+        Ok((listener, Self { path: path.to_owned(), identity: identity(path) }))
+    }
+
+    /// Whether whoever connects to the path comes to this socket.
+    pub fn is_in_place(&self) -> bool {
+        self.identity.is_some() && identity(&self.path) == self.identity
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if self.is_in_place() {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
+/// The folders of sockets, and what happens to the files in them.
+#[derive(Debug)]
+pub struct SocketFolders {
+    folders: Vec<PathBuf>,
+    events: EventStream<[u8; 4096]>,
+}
+
+impl SocketFolders {
+    /// Some folders, not watched yet.
+    pub fn new(folders: Vec<PathBuf>) -> Result<Self, ServeError> {
+        match Inotify::init().and_then(|inotify| inotify.into_event_stream([0; 4096])) {
+            Ok(events) => Ok(Self { folders, events }),
+            Err(source) => Err(unwatched(folders.first(), source)),
+        }
+    }
+
+    /// Watches the folders that have these paths now; those that are gone are
+    /// made anew. What happens from here on ends [`SocketFolders::changed`], so
+    /// that who looks after this call misses nothing.
+    pub fn watch(&mut self) -> Result<(), ServeError> {
+        let mask = WatchMask::CREATE
+            | WatchMask::DELETE
+            | WatchMask::MOVED_FROM
+            | WatchMask::MOVED_TO
+            | WatchMask::DELETE_SELF
+            | WatchMask::MOVE_SELF;
+        let mut watches = self.events.watches();
+        for folder in &self.folders {
+            // One that is watched already stays so.
+            in_folder(folder, || watches.add(folder, mask))
+                .map_err(|source| unwatched(Some(folder), source))?;
+        }
+        Ok(())
+    }
+
+    /// Returns when something happened in the folders, or to them.
+    pub async fn changed(&mut self) -> Result<(), ServeError> {
+        let source = match self.events.next().await {
+            Some(Ok(_)) => return Ok(()),
+            Some(Err(source)) => source,
+            None => io::ErrorKind::UnexpectedEof.into(),
+        };
+        Err(unwatched(self.folders.first(), source))
+    }
+}
+
+fn unwatched(folder: Option<&PathBuf>, source: io::Error) -> ServeError {
+    ServeError::Watch { path: folder.cloned().unwrap_or_default(), source }
+}
+
+/// Makes a folder and does what needs it.
+fn in_folder<T>(folder: &Path, mut work: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let mut attempt = || fs::create_dir_all(folder).and_then(|()| work());
+    for _ in 1..ATTEMPTS {
+        match attempt() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            done => return done,
+        }
+    }
+    attempt()
+}
