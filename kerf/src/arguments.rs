@@ -6,7 +6,10 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use kerf_dra_driver::model::{ForeignPartitions, MigModePolicy, ProfileFilter};
-use kerf_dra_driver::names::DriverName;
+use kerf_dra_driver::names::{DriverName, gpu_pool};
+
+/// The longest name that the API takes for a pool, in bytes.
+const MAX_POOL_NAME: usize = 253;
 
 /// A Kubernetes DRA driver for NVIDIA GPUs.
 #[derive(Debug, Parser)]
@@ -68,7 +71,7 @@ pub(crate) struct NodeArguments {
     #[command(flatten)]
     pub(crate) kubelet: KubeletArguments,
     /// The name of this node's Node object.
-    #[arg(long, env = "NODE_NAME")]
+    #[arg(long, env = "NODE_NAME", value_parser = node_name)]
     pub(crate) node_name: String,
     /// Where CDI specs are written; a folder that the container runtime reads.
     #[arg(long, env = "CDI_ROOT", default_value = "/var/run/cdi")]
@@ -113,4 +116,36 @@ pub(crate) struct NodeArguments {
     /// What is logged: a level, or a filter such as `info,kerf_controller=debug`.
     #[arg(long, env = "LOG_LEVEL", default_value = "info")]
     pub(crate) log_level: String,
+}
+
+/// A node name of which a pool's name can be made.
+fn node_name(text: &str) -> Result<String, String> {
+    let most = MAX_POOL_NAME - gpu_pool("").len();
+    match text.len() {
+        0 => Err("it is empty; it is the name of this node's Node object".to_owned()),
+        length if length > most => Err(format!(
+            "it is {length} characters long; at most {most} are possible, since the pool of the node's GPUs is \
+             `{}` and the API allows {MAX_POOL_NAME} for that",
+            gpu_pool("<node>")
+        )),
+        _ => Ok(text.to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(node: &str) -> Result<Arguments, String> {
+        Arguments::try_parse_from(["kerf", "node", "--node-name", node]).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_node_whose_name_leaves_no_room_for_a_pools_name_is_refused_at_the_start() {
+        assert!(parse(&"n".repeat(249)).is_ok());
+        let error = parse(&"n".repeat(250)).expect_err("too long");
+        assert!(error.contains("250 characters long; at most 249 are possible"), "{error}");
+        let error = parse("").expect_err("no name");
+        assert!(error.contains("it is empty"), "{error}");
+    }
 }
