@@ -88,8 +88,17 @@ impl Files for HostFiles {
     }
 }
 
+/// Writes a file that is not there. What a crash left in its place is removed,
+/// and a link that somebody put there: neither is ever written to.
 fn written(path: &Path, content: &[u8], mode: u32) -> io::Result<File> {
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(path)?;
+    let make = || OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
+    let mut file = match make() {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            fs::remove_file(path)?;
+            make()?
+        }
+        made => made?,
+    };
     file.write_all(content)?;
     Ok(file)
 }

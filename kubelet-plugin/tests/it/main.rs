@@ -5,6 +5,7 @@
 
 mod crash;
 mod events;
+mod in_the_way;
 mod outputs;
 mod prepare;
 mod reconcile;
