@@ -1,9 +1,10 @@
 //! The one binary. Wiring only: each subcommand builds the parts of the
 //! library crates and joins them.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod arguments;
+mod memory;
 mod node;
 mod picture;
 mod status;
@@ -15,6 +16,7 @@ use clap::Parser;
 use crate::arguments::{Arguments, Command};
 
 fn main() -> ExitCode {
+    memory::use_one_heap();
     let result = match Arguments::parse().command {
         Command::Node(arguments) => node::run(*arguments),
         Command::Status(arguments) => status::run(&arguments),

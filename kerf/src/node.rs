@@ -38,6 +38,7 @@ use tracing_subscriber::prelude::*;
 use self::api_claims::ApiClaims;
 use self::status_socket::StatusSocket;
 use crate::arguments::NodeArguments;
+use crate::memory;
 
 /// Runs until SIGTERM or SIGINT, or until a part of it cannot go on.
 pub(crate) fn run(arguments: NodeArguments) -> Result<()> {
@@ -176,6 +177,8 @@ async fn serve(arguments: NodeArguments) -> Result<()> {
     let readiness = keep_readiness(plugin.registration(), outcome.clone(), trouble, missing, cancel.clone());
     part(&mut parts, "readiness", readiness);
     let serving = plugin.clone();
+    let slim = memory::keep_slim(inventory.subscribe(), outcome.clone(), plugin.journal(), cancel.clone());
+    part(&mut parts, "the heap", slim);
     let stop = cancel.clone();
     part(&mut parts, "the kubelet's side", async move {
         serving.start().await.context("what a former process left cannot be settled")?;
