@@ -153,14 +153,30 @@ pub(crate) struct Folder {
     prefix: String,
 }
 
-/// A claim's CDI spec could not be written, checked or removed.
+/// Why a claim's CDI spec is not as it should be.
 #[derive(Debug, thiserror::Error)]
-#[error("the claim's CDI spec cannot be {operation} ({})", path.display())]
-pub struct CdiError {
-    operation: &'static str,
-    path: PathBuf,
-    #[source]
-    source: io::Error,
+pub enum CdiError {
+    /// It could not be written, checked or removed.
+    #[error("the claim's CDI spec cannot be {operation} ({})", path.display())]
+    Io {
+        /// What was tried.
+        operation: &'static str,
+        /// The folder of specs.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Somebody's folder has its name.
+    #[error(
+        "a folder that is not empty stands where the claim's CDI spec belongs ({}); move it away and the next \
+         attempt goes on",
+        path.display()
+    )]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+    },
 }
 
 impl Folder {
@@ -181,7 +197,11 @@ impl Folder {
         let content = serde_json::to_vec(spec).map_err(|error| self.failed("made", error.into()))?;
         let name = self.file_name(uid);
         let path = self.path.join(&name);
-        let read = || self.disk.read(&path).map_err(|source| self.failed("read", source));
+        let read = || match self.disk.read(&path) {
+            // A folder is no spec: one that is empty is replaced.
+            Err(error) if error.kind() == io::ErrorKind::IsADirectory => Ok(None),
+            content => content.map_err(|source| self.failed("read", source)),
+        };
         if read()?.as_ref() == Some(&content) {
             return Ok(false);
         }
@@ -189,9 +209,12 @@ impl Folder {
         self.disk.create_folder(&self.path).map_err(|source| self.failed("written", source))?;
         // After a power cut the spec is made anew from the entry; on most
         // systems the folder is in memory anyway.
-        self.disk
-            .replace(&self.path, &name, &content, 0o644, Durability::Derived)
-            .map_err(|source| self.failed("written", source))?;
+        self.disk.replace(&self.path, &name, &content, 0o644, Durability::Derived).map_err(|source| {
+            match source.kind() {
+                io::ErrorKind::DirectoryNotEmpty => CdiError::Folder { path: path.clone() },
+                _ => self.failed("written", source),
+            }
+        })?;
         if read()?.as_ref() == Some(&content) {
             Ok(true)
         } else {
@@ -199,11 +222,14 @@ impl Folder {
         }
     }
 
-    /// Removes a claim's file.
+    /// Removes a claim's file; whether there was one.
     pub(crate) fn remove(&self, uid: &ClaimUid) -> Result<bool, CdiError> {
-        self.disk
-            .remove(&self.path, &self.file_name(uid), Durability::Derived)
-            .map_err(|source| self.failed("removed", source))
+        match self.disk.remove(&self.path, &self.file_name(uid), Durability::Derived) {
+            // Somebody's folder: no runtime reads it, so it must not keep a
+            // claim's devices from being given back.
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(false),
+            removed => removed.map_err(|source| self.failed("removed", source)),
+        }
     }
 
     /// The claims that have a file.
@@ -229,6 +255,6 @@ impl Folder {
     }
 
     fn failed(&self, operation: &'static str, source: io::Error) -> CdiError {
-        CdiError { operation, path: self.path.clone(), source }
+        CdiError::Io { operation, path: self.path.clone(), source }
     }
 }

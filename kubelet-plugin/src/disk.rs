@@ -34,10 +34,11 @@ pub trait Files: Send + Sync + fmt::Debug {
     fn write_synced(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()>;
 
     /// Gives a file another name in the same folder, or another folder of the
-    /// same file system; what had that name is replaced.
+    /// same file system; what had that name is replaced: a file, or an empty
+    /// folder.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
 
-    /// Removes a file.
+    /// Removes a file, or an empty folder in its place.
     fn remove(&self, path: &Path) -> io::Result<()>;
 
     /// Returns when the names in a folder cannot be lost any more.
@@ -76,11 +77,19 @@ impl Files for HostFiles {
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        fs::rename(from, to)
+        match fs::rename(from, to) {
+            Err(error) if error.kind() == io::ErrorKind::IsADirectory => {
+                fs::remove_dir(to).and_then(|()| fs::rename(from, to))
+            }
+            renamed => renamed,
+        }
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        fs::remove_file(path)
+        match fs::remove_file(path) {
+            Err(error) if error.kind() == io::ErrorKind::IsADirectory => fs::remove_dir(path),
+            removed => removed,
+        }
     }
 
     fn sync_folder(&self, folder: &Path) -> io::Result<()> {
@@ -94,11 +103,11 @@ fn written(path: &Path, content: &[u8], mode: u32) -> io::Result<File> {
     let make = || OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
     let mut file = match make() {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            fs::remove_file(path)?;
-            make()?
+            HostFiles.remove(path)?;
+            make()
         }
-        made => made?,
-    };
+        file => file,
+    }?;
     file.write_all(content)?;
     Ok(file)
 }

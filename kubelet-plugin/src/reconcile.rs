@@ -285,9 +285,8 @@ impl Work {
         let stays = entries.iter().any(|entry| entry.uid == *uid)
             || self.proof(uid, &entries).is_some()
             || self.is_quarantined(uid);
-        if !stays {
-            info!(%uid, "removing a CDI file that no claim has");
-            self.cdi.remove(uid)?;
+        if !stays && self.cdi.remove(uid)? {
+            info!(%uid, "removed a CDI file that no claim has");
         }
         Ok(Outcome::Done(()))
     }

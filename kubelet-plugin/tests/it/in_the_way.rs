@@ -36,3 +36,44 @@ async fn nothing_is_written_through_a_link_nor_into_what_a_crash_left() {
     assert_eq!(node.files("cdi"), [SPEC]);
     assert!(fs::symlink_metadata(root.path().join("cdi").join(SPEC)).unwrap().is_file());
 }
+
+#[tokio::test]
+async fn an_empty_folder_in_the_place_of_a_spec_is_removed() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    node.claims.put(claim("c", &[("r", whole(3))]));
+    let spec = root.path().join("cdi").join(SPEC);
+    fs::create_dir_all(&spec).unwrap();
+    prepare(&plugin, "c").await.unwrap();
+    assert!(spec.is_file());
+    fs::remove_file(&spec).unwrap();
+    fs::create_dir(&spec).unwrap();
+    unprepare(&plugin, "c").await.unwrap();
+    assert!(!spec.exists());
+    assert!(node.files("plugin/state/claims").is_empty());
+}
+
+#[tokio::test]
+async fn a_folder_with_something_in_it_fails_a_prepare_with_what_to_do_and_holds_up_no_unprepare() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    node.claims.put(claim("c", &[("r", whole(3))]));
+    let spec = root.path().join("cdi").join(SPEC);
+    fs::create_dir_all(spec.join("theirs")).unwrap();
+    let error = prepare(&plugin, "c").await.unwrap_err();
+    let expected = "a folder that is not empty stands where the claim's CDI spec belongs";
+    assert!(error.contains(expected) && error.contains(SPEC) && error.contains("move it away"), "{error}");
+    // Nothing is held by what could not be prepared.
+    assert!(node.files("plugin/state/claims").is_empty());
+
+    fs::rename(&spec, root.path().join("moved")).unwrap();
+    prepare(&plugin, "c").await.unwrap();
+    fs::remove_file(&spec).unwrap();
+    fs::rename(root.path().join("moved"), &spec).unwrap();
+    unprepare(&plugin, "c").await.unwrap();
+    assert!(node.files("plugin/state/claims").is_empty());
+    plugin.reconcile_now().await;
+    assert!(spec.join("theirs").exists(), "what is not ours is left");
+}
