@@ -24,6 +24,9 @@ use crate::pools::{DesiredPool, Identity};
 
 /// Letters of the hexadecimal index that a slice's name begins with.
 const INDEX_WIDTH: usize = 5;
+/// How much of a `generateName` is in the name (`maxGeneratedNameLength` of
+/// k8s.io/apiserver's name generator).
+const GENERATED_PREFIX: usize = 58;
 
 /// What one pool needs. Deletes come first, then updates, then creates.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -142,7 +145,11 @@ fn create(
     spec: ResourceSliceSpec,
     owner: &OwnerReference,
 ) -> ResourceSlice {
-    let name = format!("{index:0width$x}-{}-{}-", identity.driver, identity.node, width = INDEX_WIDTH);
+    let mut name = format!("{index:0width$x}-{}-{}-", identity.driver, identity.node, width = INDEX_WIDTH);
+    // The API server keeps as much of it itself, but refuses what is longer
+    // than a name may be. A dot at the end it refuses too.
+    name.truncate(name.floor_char_boundary(GENERATED_PREFIX));
+    name.truncate(name.trim_end_matches('.').len());
     ResourceSlice {
         metadata: ObjectMeta {
             generate_name: Some(name),

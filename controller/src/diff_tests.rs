@@ -97,6 +97,17 @@ fn a_new_pool_is_created_in_order_at_generation_one_under_the_node() {
 }
 
 #[test]
+fn a_long_node_name_leaves_a_slice_name_that_the_api_server_takes() {
+    for node in ["n".repeat(63), format!("{}.{}", "n".repeat(36), "m".repeat(60)), "é".repeat(60)] {
+        let identity = Identity { node, ..identity() };
+        let plan = plan_pool(&identity, &owner(), &pool(&["1Gi"]), &[]);
+        let prefix = plan.creates[0].metadata.generate_name.clone().expect("a generated name");
+        assert!(prefix.len() <= 58 && prefix.starts_with("00000-gpu.nvidia.com-"), "{prefix}");
+        assert!(!prefix.ends_with('.'), "{prefix}");
+    }
+}
+
+#[test]
 fn one_changed_slice_is_one_update_of_the_same_generation() {
     let stored = published(&pool(&["1Gi", "2Gi", "3Gi"]));
     let plan = plan(&pool(&["1Gi", "2Gi", "4Gi"]), &stored);

@@ -103,7 +103,7 @@ impl Requests {
     /// anew, and slices of the old one are garbage.
     pub(crate) async fn node_uid(&self) -> Result<String, RequestError> {
         let what = format!("get the Node `{}`", self.node);
-        let node = self.send(&what, self.nodes.get(&self.node)).await?;
+        let node = self.send(&what, self.nodes.get_metadata(&self.node)).await?;
         node.metadata.uid.ok_or_else(|| RequestError::NoUid { node: self.node.clone() })
     }
 
