@@ -25,6 +25,9 @@ pub(crate) enum Command {
     Node(Box<NodeArguments>),
     /// Show this node's GPUs, placements and claims.
     Status(StatusArguments),
+    /// Give a container that is being made the driver's links, and tell its
+    /// loader of the libraries. CDI specs name it; the container runtime calls it.
+    CdiHook(CdiHookArguments),
 }
 
 /// Where the kubelet keeps plugins, and under which name we are one.
@@ -63,6 +66,34 @@ pub(crate) struct StatusArguments {
     /// Print the status as JSON.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Flags of `kerf cdi-hook`, which reads the container's OCI state on stdin.
+#[derive(Debug, Args)]
+pub(crate) struct CdiHookArguments {
+    /// A link to make: `TARGET::PATH`. May be repeated.
+    #[arg(long, value_parser = link)]
+    pub(crate) link: Vec<Link>,
+    /// A library that the loader must find by its name. May be repeated.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) library: Vec<String>,
+}
+
+/// A link in a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Link {
+    /// What it says.
+    pub(crate) target: String,
+    /// Where it is.
+    pub(crate) path: String,
+}
+
+fn link(text: &str) -> Result<Link, String> {
+    let (target, path) = text
+        .split_once("::")
+        .filter(|(target, path)| !target.is_empty() && path.starts_with('/'))
+        .ok_or("it is not TARGET::PATH with an absolute path")?;
+    Ok(Link { target: target.to_owned(), path: path.to_owned() })
 }
 
 /// Flags of `kerf node`.

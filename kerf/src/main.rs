@@ -4,6 +4,7 @@
 #![deny(unsafe_code)]
 
 mod arguments;
+mod cdi_hook;
 mod memory;
 mod node;
 mod picture;
@@ -20,6 +21,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Node(arguments) => node::run(*arguments),
         Command::Status(arguments) => status::run(&arguments),
+        Command::CdiHook(arguments) => cdi_hook::run(&arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
