@@ -86,7 +86,8 @@ pub trait Hardware: Send + Sync + fmt::Debug {
     ) -> Result<Vec<DeviceNode>, HardwareError>;
 
     /// The driver's files a container needs beside device nodes: libraries,
-    /// their links, programs.
+    /// their links, programs, firmware, sockets. All of one version, or an
+    /// error that says what does not fit.
     fn driver_files(&self) -> Result<DriverFiles, HardwareError>;
 
     /// Blocks until a GPU reports that something changed (XID, MIG
@@ -130,8 +131,13 @@ pub struct DeviceNode {
 pub struct DriverFiles {
     /// The driver's version, part of what a CDI spec was made from.
     pub version: String,
-    /// Files to mount read-only.
+    /// Files to mount read-only, each real file once.
     pub mounts: Vec<DriverFile>,
+    /// Links beside them, in an order in which a target comes before its links.
+    pub links: Vec<DriverLink>,
+    /// Libraries that a container's loader must find by name: the path of each
+    /// under its SONAME, as the container sees it.
+    pub libraries: Vec<String>,
 }
 
 /// One file of the driver.
@@ -141,6 +147,15 @@ pub struct DriverFile {
     pub host_path: String,
     /// Where containers see it.
     pub container_path: String,
+}
+
+/// A link that a container needs: `libcuda.so.1`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DriverLink {
+    /// Where containers see it.
+    pub path: String,
+    /// What it says, relative to its folder.
+    pub target: String,
 }
 
 /// Something a GPU reported by itself.

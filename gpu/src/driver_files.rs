@@ -1,219 +1,149 @@
-//! The driver's libraries and programs: where the driver root has them, and
+//! The driver's files that containers get: where the driver root has them, and
 //! where a container sees them.
 //!
-//! A library is mounted under the path it has below the driver root, where the
-//! dynamic loader of a container of the same layout finds it, once under its
-//! versioned name and once under its SONAME. Files of another driver version
-//! (left over from an upgrade) are not taken. It never opens a file.
+//! A file is mounted under the path it has below the driver root. Each real
+//! file is mounted once: mounts are what a container's start waits for, and a
+//! link costs next to nothing. Libraries are those of one version; when what
+//! is there does not fit together, no container gets half of it. It never
+//! opens a file.
+
+mod fingerprint;
+#[cfg(test)]
+mod golden;
+mod libraries;
+mod places;
 
 use std::collections::BTreeSet;
-use std::os::unix::fs::MetadataExt;
+use std::fs;
+use std::io;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-use kerf_dra_driver::hardware::{DriverFile, DriverFiles};
+use kerf_dra_driver::hardware::{DriverFile, DriverFiles, DriverLink};
 
+pub(crate) use self::fingerprint::Fingerprint;
 use crate::roots::{Roots, resolve_in};
 
-/// Folders of libraries, in the order in which they are searched: Debian's,
-/// then RHEL's, then what a driver container or a bare tree may have.
-const LIBRARY_FOLDERS: &[&str] = &[
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-    "usr/lib64",
-    "usr/lib",
-    "lib/x86_64-linux-gnu",
-    "lib/aarch64-linux-gnu",
-    "lib64",
-    "lib",
-    "usr/lib/x86_64-linux-gnu/nvidia/current",
-    "usr/lib/aarch64-linux-gnu/nvidia/current",
-];
-
-const PROGRAM_FOLDERS: &[&str] = &["usr/bin", "usr/sbin", "bin", "sbin"];
-
-/// Where links of the folders above may lead on, and be turned.
-const LINK_FOLDERS: &[&str] = &["etc/alternatives"];
-
-/// Libraries that compute needs, with the number at the end of their SONAME;
-/// none where the SONAME is the versioned name itself.
-const LIBRARIES: &[(&str, Option<u32>)] = &[
-    ("libnvidia-ml", Some(1)),
-    ("libcuda", Some(1)),
-    ("libcudadebugger", Some(1)),
-    ("libnvcuvid", Some(1)),
-    ("libnvidia-allocator", Some(1)),
-    ("libnvidia-cfg", Some(1)),
-    ("libnvidia-encode", Some(1)),
-    ("libnvidia-gpucomp", None),
-    ("libnvidia-nvvm", Some(4)),
-    ("libnvidia-nvvm70", Some(4)),
-    ("libnvidia-opencl", Some(1)),
-    ("libnvidia-opticalflow", Some(1)),
-    ("libnvidia-pkcs11", None),
-    ("libnvidia-pkcs11-openssl3", None),
-    ("libnvidia-ptxjitcompiler", Some(1)),
-    ("libnvidia-sandboxutils", Some(1)),
-];
-
-const PROGRAMS: &[&str] = &[
-    "nvidia-smi",
-    "nvidia-debugdump",
-    "nvidia-persistenced",
-    "nvidia-cuda-mps-control",
-    "nvidia-cuda-mps-server",
-];
+/// Why containers cannot get the driver's files now.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FilesError {
+    /// A new driver was unpacked, and the old one still runs.
+    #[error(
+        "driver {version} is loaded, but of its libraries only `{found}` is installed: end the driver's upgrade \
+         by a reboot or by loading its kernel modules anew, or install {version} again"
+    )]
+    OtherVersion { version: String, found: String },
+    /// The library that was loaded is gone.
+    #[error(
+        "driver {version} is loaded, but no libnvidia-ml.so of it is installed any more: install it again"
+    )]
+    NoLibrary { version: String },
+    /// A folder cannot be listed.
+    #[error("`{}` cannot be listed: {source}", path.display())]
+    Unreadable { path: PathBuf, source: io::Error },
+}
 
 /// The management library under the driver root, links resolved, relative to
 /// the root.
 pub(crate) fn management_library(driver: &Path) -> Option<PathBuf> {
-    LIBRARY_FOLDERS.iter().find_map(|folder| resolve_in(driver, &Path::new(folder).join("libnvidia-ml.so.1")))
-}
-
-/// What tells that the folders hold the same files as before: a file that
-/// comes, goes or is replaced changes its folder's time.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Fingerprint(Vec<Option<(u64, u64, i64, i64)>>);
-
-impl Fingerprint {
-    /// Of the folders under a driver root. It costs a dozen system calls,
-    /// where finding the files costs many hundreds.
-    pub(crate) fn of(driver: &Path) -> Self {
-        let stamp = |folder: &&str| {
-            let metadata = driver.join(folder).metadata().ok()?;
-            Some((metadata.dev(), metadata.ino(), metadata.mtime(), metadata.mtime_nsec()))
-        };
-        Self(LIBRARY_FOLDERS.iter().chain(PROGRAM_FOLDERS).chain(LINK_FOLDERS).map(stamp).collect())
-    }
+    places::LIBRARY_FOLDERS
+        .iter()
+        .find_map(|(folder, _)| resolve_in(driver, &Path::new(folder).join("libnvidia-ml.so.1")))
 }
 
 /// The files of a driver version under the driver root, in a stable order.
-pub(crate) fn driver_files(roots: &Roots, version: &str) -> DriverFiles {
-    let mut mounts = Vec::new();
+pub(crate) fn driver_files(roots: &Roots, version: &str) -> Result<DriverFiles, FilesError> {
+    let driver = &roots.driver;
+    let mut files = DriverFiles { version: version.to_owned(), ..DriverFiles::default() };
     let mut seen = BTreeSet::new();
-    let mut mount = |resolved: &Path, container: PathBuf| {
-        let container_path = Path::new("/").join(container).display().to_string();
-        if seen.insert(container_path.clone()) {
-            let host_path = roots.host_driver.join(resolved).display().to_string();
-            mounts.push(DriverFile { host_path, container_path });
+    let mut mount = |files: &mut DriverFiles, file: &Path, container: &Path| {
+        if seen.insert(container.to_owned()) {
+            files.mounts.push(DriverFile {
+                host_path: roots.host_driver.join(file).display().to_string(),
+                container_path: in_container(container),
+            });
         }
     };
-    for (stem, soname) in LIBRARIES {
-        let Some(library) =
-            LIBRARY_FOLDERS.iter().find_map(|folder| find(roots, folder, stem, *soname, version))
-        else {
-            continue;
-        };
-        for name in library.names {
-            mount(&library.file, library.folder.join(name));
-        }
+    let libraries = libraries::find(driver, version)?;
+    for library in &libraries {
+        mount(&mut files, &library.file, &library.folder.join(&library.name));
     }
-    for program in PROGRAMS {
-        let found = PROGRAM_FOLDERS.iter().find_map(|folder| {
-            let path = Path::new(folder).join(program);
-            resolve_in(&roots.driver, &path).map(|file| (file, path))
+    for program in places::PROGRAMS {
+        let folders = places::PROGRAM_FOLDERS.iter();
+        let found = folders.map(|folder| Path::new(folder).join(program)).find_map(|path| {
+            resolve_in(driver, &path).filter(|file| is_file(driver, file)).map(|file| (file, path))
         });
         if let Some((file, path)) = found {
-            mount(&file, path);
+            mount(&mut files, &file, &path);
         }
     }
-    DriverFiles { version: version.to_owned(), mounts }
-}
-
-struct Library {
-    /// The file, links resolved, relative to the driver root.
-    file: PathBuf,
-    /// Where it was found, relative to the driver root.
-    folder: PathBuf,
-    /// The names it gets in the container.
-    names: Vec<String>,
-}
-
-/// A library of one version in one folder. It is known by its versioned name,
-/// or, in trees without one, by a SONAME that names no other version.
-fn find(roots: &Roots, folder: &str, stem: &str, soname: Option<u32>, version: &str) -> Option<Library> {
-    let folder = PathBuf::from(folder);
-    let versioned = format!("{stem}.so.{version}");
-    let soname = soname.map(|number| format!("{stem}.so.{number}"));
-    if let Some(file) = resolve_in(&roots.driver, &folder.join(&versioned)) {
-        let names = std::iter::once(versioned).chain(soname).collect();
-        return Some(Library { file, folder, names });
-    }
-    let soname = soname?;
-    let file = resolve_in(&roots.driver, &folder.join(&soname))?;
-    let other_version = file
-        .file_name()
-        .and_then(|name| name.to_str())
-        .and_then(|name| name.strip_prefix(stem)?.strip_prefix(".so."))
-        .is_some_and(|rest| rest.contains('.') && rest != version);
-    (!other_version).then(|| Library { file, folder, names: vec![soname] })
-}
-
-#[cfg(test)]
-mod tests {
-    use std::fs;
-    use std::os::unix::fs::symlink;
-
-    use super::*;
-
-    fn tree(files: &[&str], links: &[(&str, &str)]) -> (tempfile::TempDir, Roots) {
-        let root = tempfile::tempdir().expect("a folder");
-        for file in files {
-            let path = root.path().join(file);
-            fs::create_dir_all(path.parent().expect("a parent")).expect("a folder");
-            fs::write(path, "x").expect("a file");
+    for path in places::CONFIGURATION.iter().map(PathBuf::from).chain(firmware(driver, version)?) {
+        if let Some(file) = resolve_in(driver, &path).filter(|file| is_file(driver, file)) {
+            mount(&mut files, &file, &path);
         }
-        for (link, target) in links {
-            let path = root.path().join(link);
-            fs::create_dir_all(path.parent().expect("a parent")).expect("a folder");
-            symlink(target, path).expect("a link");
+    }
+    for path in places::SOCKETS.iter().map(Path::new) {
+        if let Some(socket) = resolve_in(driver, path).filter(|socket| is_socket(driver, socket)) {
+            mount(&mut files, &socket, path);
         }
-        let roots = Roots { host_driver: "/run/nvidia/driver".into(), ..Roots::under(root.path()) };
-        (root, roots)
     }
+    files.links = libraries.iter().flat_map(links).collect();
+    files.links.extend(gbm_backend(driver, &libraries));
+    files.libraries = libraries
+        .iter()
+        .filter(|library| library.by_name)
+        .map(|library| in_container(&library.folder.join(library.soname())))
+        .collect();
+    Ok(files)
+}
 
-    fn mounts(roots: &Roots) -> Vec<(String, String)> {
-        let files = driver_files(roots, "580.95.05");
-        assert_eq!(files.version, "580.95.05");
-        files.mounts.into_iter().map(|file| (file.container_path, file.host_path)).collect()
-    }
+/// A library's links: `libcuda.so` → `libcuda.so.1` → `libcuda.so.580.95.05`.
+fn links(library: &libraries::Library) -> impl Iterator<Item = DriverLink> {
+    library.links.iter().map(|name| DriverLink {
+        path: in_container(&library.folder.join(name)),
+        target: if libraries::is_development(name) { library.soname() } else { &library.name }.to_owned(),
+    })
+}
 
-    #[test]
-    fn a_library_is_mounted_under_its_versioned_name_and_its_soname() {
-        let (_root, roots) = tree(
-            &["usr/lib64/libcuda.so.580.95.05", "usr/bin/nvidia-smi"],
-            &[("usr/lib64/libcuda.so.1", "/usr/lib64/libcuda.so.580.95.05"), ("lib64", "usr/lib64")],
-        );
-        let host = "/run/nvidia/driver/usr/lib64/libcuda.so.580.95.05";
-        let expected = [
-            ("/usr/lib64/libcuda.so.580.95.05", host),
-            ("/usr/lib64/libcuda.so.1", host),
-            ("/usr/bin/nvidia-smi", "/run/nvidia/driver/usr/bin/nvidia-smi"),
-        ];
-        assert_eq!(mounts(&roots), expected.map(|(container, host)| (container.to_owned(), host.to_owned())));
-    }
+/// The name by which GBM opens the allocator, where the installation has it.
+fn gbm_backend(driver: &Path, libraries: &[libraries::Library]) -> Option<DriverLink> {
+    let allocator = libraries.iter().find(|library| library.name.starts_with("libnvidia-allocator.so"))?;
+    let path = allocator.folder.join("gbm/nvidia-drm_gbm.so");
+    let beside = allocator.file.parent()?.join("gbm/nvidia-drm_gbm.so");
+    let leads_there = |path: &Path| resolve_in(driver, path).is_some_and(|file| file == allocator.file);
+    (leads_there(&path) || leads_there(&beside))
+        .then(|| DriverLink { path: in_container(&path), target: format!("../{}", allocator.soname()) })
+}
 
-    #[test]
-    fn a_library_of_another_version_is_left_out() {
-        let (_root, roots) =
-            tree(&["usr/lib64/libcuda.so.570.10.01"], &[("usr/lib64/libcuda.so.1", "libcuda.so.570.10.01")]);
-        assert_eq!(mounts(&roots), []);
+/// The firmware of a version, in the first folder that has any.
+fn firmware(driver: &Path, version: &str) -> Result<Vec<PathBuf>, FilesError> {
+    for folder in places::firmware_folders(version) {
+        let Some(resolved) = resolve_in(driver, &folder) else { continue };
+        let path = driver.join(resolved);
+        let unreadable = |source| FilesError::Unreadable { path: path.clone(), source };
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&path).map_err(unreadable)? {
+            let name = entry.map_err(unreadable)?.file_name();
+            if name.to_str().is_some_and(|name| name.starts_with("gsp_")) {
+                found.push(folder.join(name));
+            }
+        }
+        if !found.is_empty() {
+            found.sort_unstable();
+            return Ok(found);
+        }
     }
+    Ok(Vec::new())
+}
 
-    #[test]
-    fn a_tree_that_has_only_the_soname_serves_it() {
-        let (_root, roots) = tree(&["usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"], &[]);
-        let path = "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1";
-        assert_eq!(mounts(&roots), [(format!("/{path}"), format!("/run/nvidia/driver/{path}"))]);
-        assert_eq!(management_library(&roots.driver), Some(PathBuf::from(path)));
-    }
+fn in_container(path: &Path) -> String {
+    Path::new("/").join(path).display().to_string()
+}
 
-    #[test]
-    fn the_management_library_is_found_through_links_that_are_absolute_in_the_root() {
-        let (_root, roots) = tree(
-            &["opt/nvidia/libnvidia-ml.so.580.95.05"],
-            &[("usr/lib64/libnvidia-ml.so.1", "/opt/nvidia/libnvidia-ml.so.580.95.05")],
-        );
-        let found = management_library(&roots.driver);
-        assert_eq!(found, Some(PathBuf::from("opt/nvidia/libnvidia-ml.so.580.95.05")));
-    }
+fn is_file(driver: &Path, path: &Path) -> bool {
+    driver.join(path).symlink_metadata().is_ok_and(|metadata| metadata.is_file())
+}
+
+fn is_socket(driver: &Path, path: &Path) -> bool {
+    driver.join(path).symlink_metadata().is_ok_and(|metadata| metadata.file_type().is_socket())
 }

@@ -244,17 +244,20 @@ impl Hardware for NvmlHardware {
     }
 
     fn driver_files(&self) -> Result<DriverFiles, HardwareError> {
-        let fingerprint = Fingerprint::of(&self.roots.driver);
-        if let Some((of, files)) = &*self.files()
-            && *of == fingerprint
+        if let Some((fingerprint, files)) = &*self.files()
+            && fingerprint.is_current()
         {
             return Ok(files.clone());
         }
         self.notice_replaced_library();
-        let failed = |failure: Failure| failure.during("find the driver's files");
+        let operation = "find the driver's files";
+        let failed = |failure: Failure| failure.during(operation);
         let session = self.session().map_err(failed)?;
         let version = self.with(|session| session.driver_version()).map_err(failed)?;
-        let files = driver_files::driver_files(&self.roots, &version);
+        let fingerprint = Fingerprint::of(&self.roots.driver, &version);
+        let files = driver_files::driver_files(&self.roots, &version).map_err(|error| {
+            HardwareError::new(operation, HardwareErrorKind::NoDriver).with_detail(error.to_string())
+        })?;
         let mut cached = self.files();
         if self.current().is_some_and(|current| Arc::ptr_eq(&current, &session)) {
             *cached = Some((fingerprint, files.clone()));

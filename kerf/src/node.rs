@@ -24,7 +24,7 @@ use kerf_dra_driver::names::gpu_pool;
 use kerf_dra_driver::status::{self, NodeStatus, Publication};
 use kerf_gpu::{NvmlHardware, Roots};
 use kerf_kubelet_plugin::{
-    Channels, ExtraMount, NodeLayout, Owner, Plugin, PluginConfig, Registration, Stored,
+    Channels, ExtraMount, HookProgram, NodeLayout, Owner, Plugin, PluginConfig, Registration, Stored,
 };
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -104,6 +104,8 @@ impl Wanted {
             registry_dir: kubelet.registry_dir(),
             pod_resources_socket: kubelet.pod_resources_socket(),
             cdi_dir: cdi_root,
+            hook: HookProgram::install(&kubelet.plugin_dir())
+                .context("the program of the CDI hook cannot be put below the plugin's folder")?,
             extra_mounts: extra_mount.iter().map(|text| parse_mount(text)).collect::<Result<_>>()?,
             proc_root,
             settings: Settings {

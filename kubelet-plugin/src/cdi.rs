@@ -16,6 +16,7 @@ use kerf_dra_driver::names::{ClaimUid, DriverName};
 use serde::{Deserialize, Serialize};
 
 use crate::disk::{Disk, Durability};
+use crate::hook_program::{self, HookProgram};
 
 /// The oldest version that has what is used here: annotations came with 0.6.0,
 /// host paths of device nodes with 0.5.0.
@@ -59,6 +60,8 @@ struct Edits {
     device_nodes: Vec<SpecNode>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     mounts: Vec<SpecMount>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    hooks: Vec<SpecHook>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,6 +83,14 @@ struct SpecMount {
     options: Vec<String>,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SpecHook {
+    hook_name: String,
+    path: String,
+    args: Vec<String>,
+}
+
 /// The name of a claim's device within its CDI kind.
 pub(crate) fn device_name(uid: &ClaimUid, local_name: &str) -> String {
     format!("{uid}-{local_name}")
@@ -92,6 +103,7 @@ pub(crate) fn project(
     nodes: Vec<Vec<DeviceNode>>,
     files: &DriverFiles,
     extra: &[ExtraMount],
+    program: &HookProgram,
 ) -> Spec {
     let mut devices: Vec<SpecDevice> = entry
         .allocation
@@ -122,6 +134,7 @@ pub(crate) fn project(
             env: vec!["NVIDIA_VISIBLE_DEVICES=void".to_owned()],
             device_nodes: Vec::new(),
             mounts: driver_files.chain(extra).collect(),
+            hooks: hook(program, files).into_iter().collect(),
         },
     }
 }
@@ -143,6 +156,21 @@ fn mount(host_path: &str, container_path: &str) -> SpecMount {
         container_path: container_path.to_owned(),
         options: ["ro", "nosuid", "nodev", "rbind", "rprivate"].map(str::to_owned).to_vec(),
     }
+}
+
+/// The hook that makes a driver's links, where it has any: after the mounts,
+/// before the container's root becomes its root.
+fn hook(program: &HookProgram, files: &DriverFiles) -> Option<SpecHook> {
+    if files.links.is_empty() && files.libraries.is_empty() {
+        return None;
+    }
+    let links = files.links.iter().map(|link| format!("--link={}::{}", link.target, link.path));
+    let libraries = files.libraries.iter().map(|path| format!("--library={path}"));
+    Some(SpecHook {
+        hook_name: "createContainer".to_owned(),
+        path: program.path.clone(),
+        args: program.arguments.iter().cloned().chain(links).chain(libraries).collect(),
+    })
 }
 
 /// The folder of CDI specs, and which of them are this driver's.
@@ -239,6 +267,21 @@ impl Folder {
             .iter()
             .filter_map(|name| name.strip_prefix(&self.prefix)?.strip_suffix(".json")?.parse().ok())
             .collect())
+    }
+
+    /// Removes copies of the hook's program that no spec names any more; none
+    /// where a spec cannot be read.
+    pub(crate) fn sweep_programs(&self, program: &HookProgram) -> Result<(), CdiError> {
+        let mut texts = Vec::new();
+        for uid in self.claims()? {
+            match self.disk.read(&self.path.join(self.file_name(&uid))) {
+                Ok(text) => texts.extend(text),
+                Err(_) => return Ok(()),
+            }
+        }
+        let named = hook_program::named(&texts);
+        program.sweep(|name| named.contains(name));
+        Ok(())
     }
 
     /// The journal entry that a claim's file was made from, where it is intact.

@@ -29,6 +29,7 @@ use crate::cdi::{self, ExtraMount};
 use crate::claims::ClaimSource;
 use crate::disk::{Disk, Files, HostFiles};
 use crate::errors::{PrepareError, UndoError, WorkError};
+use crate::hook_program::HookProgram;
 use crate::lock::{Held, Locks};
 use crate::metrics::{Metrics, Operation};
 use crate::registration::Registration;
@@ -59,6 +60,8 @@ pub struct PluginConfig {
     pub pod_resources_socket: PathBuf,
     /// What containers get beside the driver's files.
     pub extra_mounts: Vec<ExtraMount>,
+    /// What the container runtime calls for each container with a device.
+    pub hook: HookProgram,
     /// Where `sys/kernel/random/boot_id` is: `/proc`.
     pub proc_root: PathBuf,
 }
@@ -161,6 +164,7 @@ impl Plugin {
             settings: config.settings.clone(),
             boot: BootId(boot.trim().to_owned()),
             extra_mounts: config.extra_mounts.clone(),
+            hook: config.hook.clone(),
             hardware,
             store: Store::open(disk.clone(), &state)?,
             cdi: cdi::Folder::new(disk.clone(), config.cdi_dir.clone(), &config.settings.driver),

@@ -39,6 +39,9 @@ impl Plugin {
         if self.inner.locks.is_alone() {
             self.inner.work.store.sweep()?;
             self.inner.work.cdi.sweep()?;
+            // Before specs are made anew: those of the former version still
+            // name its program.
+            self.inner.work.cdi.sweep_programs(&self.inner.work.hook)?;
         }
         self.inner.reconcile_entries().await;
         self.inner.reconcile_specs().await;

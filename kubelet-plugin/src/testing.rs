@@ -20,7 +20,8 @@ use k8s_openapi::api::resource::v1::{
 };
 use kerf_dra_driver::claim::ClaimObject;
 use kerf_dra_driver::hardware::{
-    DeviceNode, DriverFile, DriverFiles, Hardware, HardwareError, HardwareErrorKind, HardwareEvent, Holder,
+    DeviceNode, DriverFile, DriverFiles, DriverLink, Hardware, HardwareError, HardwareErrorKind,
+    HardwareEvent, Holder,
 };
 use kerf_dra_driver::inventory::{
     Architecture, Bytes, ComputeInstance, ComputeInstanceId, Gpu, GpuInstance, GpuInstanceId, Inventory, Mig,
@@ -32,6 +33,7 @@ use tokio::sync::watch;
 
 use crate::claims::{ClaimSource, ClaimSourceError};
 use crate::disk::{Files, HostFiles};
+use crate::hook_program::HookProgram;
 use crate::plugin::{Plugin, PluginConfig, PluginError};
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -415,10 +417,16 @@ impl Hardware for ModelHardware {
     fn driver_files(&self) -> Result<DriverFiles, HardwareError> {
         Ok(DriverFiles {
             version: "580.95.05".to_owned(),
-            mounts: vec![DriverFile {
-                host_path: "/usr/lib/libcuda.so.580.95.05".to_owned(),
-                container_path: "/usr/lib/libcuda.so.580.95.05".to_owned(),
-            }],
+            mounts: ["/usr/lib/libcuda.so.580.95.05", "/run/nvidia-persistenced/socket"]
+                .map(|path| DriverFile { host_path: format!("/host{path}"), container_path: path.to_owned() })
+                .to_vec(),
+            links: [
+                ("libcuda.so.580.95.05", "/usr/lib/libcuda.so.1"),
+                ("libcuda.so.1", "/usr/lib/libcuda.so"),
+            ]
+            .map(|(target, path)| DriverLink { path: path.to_owned(), target: target.to_owned() })
+            .to_vec(),
+            libraries: vec!["/usr/lib/libcuda.so.1".to_owned()],
         })
     }
 
@@ -624,6 +632,12 @@ impl Node {
             cdi_dir: self.root.join("cdi"),
             pod_resources_socket: self.root.join("pod-resources.sock"),
             extra_mounts: Vec::new(),
+            hook: HookProgram {
+                copies: self.root.join("plugin/bin"),
+                copy: "kerf-now".to_owned(),
+                path: self.root.join("plugin/bin/kerf-now/kerf").display().to_string(),
+                arguments: vec!["kerf".to_owned(), "cdi-hook".to_owned()],
+            },
             proc_root: self.root.join("proc"),
         }
     }

@@ -29,6 +29,7 @@ use tracing::{info, warn};
 use crate::cdi::{self, ExtraMount};
 use crate::effects::{self, StepError};
 use crate::errors::{PrepareError, UndoError};
+use crate::hook_program::HookProgram;
 use crate::store::Store;
 
 /// What the work is done with.
@@ -37,6 +38,7 @@ pub(crate) struct Work {
     pub(crate) settings: Settings,
     pub(crate) boot: BootId,
     pub(crate) extra_mounts: Vec<ExtraMount>,
+    pub(crate) hook: HookProgram,
     pub(crate) hardware: Arc<dyn Hardware>,
     pub(crate) store: Store,
     pub(crate) cdi: cdi::Folder,
@@ -326,7 +328,7 @@ impl Work {
             .collect::<Result<_, _>>()
             .map_err(PrepareError::Hardware)?;
         let files = self.hardware.driver_files().map_err(PrepareError::Hardware)?;
-        Ok(cdi::project(&self.settings.driver, entry, nodes, &files, &self.extra_mounts))
+        Ok(cdi::project(&self.settings.driver, entry, nodes, &files, &self.extra_mounts, &self.hook))
     }
 
     fn answer(&self, entry: &Entry) -> Vec<PreparedDevice> {

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kerf_dra_driver::hardware::{Hardware, HardwareErrorKind, HardwareEvent, HardwareEventKind};
+use kerf_dra_driver::hardware::{DriverLink, Hardware, HardwareErrorKind, HardwareEvent, HardwareEventKind};
 use kerf_dra_driver::inventory::{
     Architecture, Bytes, ComputeInstanceId, GpuInstanceId, MigMode, Placement, ProfileId,
 };
@@ -344,14 +344,50 @@ fn the_driver_files_are_those_of_the_running_version() {
         let folder = format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH);
         let found: Vec<(String, String)> =
             files.mounts.into_iter().map(|file| (file.container_path, file.host_path)).collect();
-        let library = format!("/host/driver{folder}/libnvidia-ml.so.580.95.05");
+        let mount = |path: &str| (path.to_owned(), format!("/host/driver{path}"));
+        let expected = [mount(&format!("{folder}/libnvidia-ml.so.580.95.05")), mount("/usr/bin/nvidia-smi")];
+        assert_eq!(found, expected);
+        let soname = format!("{folder}/libnvidia-ml.so.1");
+        let links = [DriverLink { path: soname.clone(), target: "libnvidia-ml.so.580.95.05".to_owned() }];
+        assert_eq!(files.links, links);
+        assert_eq!(files.libraries, [soname]);
+    });
+}
+
+#[test]
+fn no_container_gets_the_files_of_an_upgrade_that_has_not_ended() {
+    on_machine(&["h100-80"], |machine| {
+        let hardware = machine.hardware();
+        let before = hardware.driver_files().expect("files");
+        let folder = machine.roots().driver.join(format!("usr/lib/{}-linux-gnu", std::env::consts::ARCH));
+        let other = folder.join("libcuda.so.590.10.01");
+        std::fs::write(&other, "x").expect("a file");
+        let error = hardware.driver_files().expect_err("two versions").to_string();
         assert!(
-            found.contains(&(format!("{folder}/libnvidia-ml.so.580.95.05"), library.clone())),
-            "{found:?}"
+            error.contains("driver 580.95.05 is loaded") && error.contains("`libcuda.so.590.10.01`"),
+            "{error}"
         );
-        assert!(found.contains(&(format!("{folder}/libnvidia-ml.so.1"), library)), "{found:?}");
-        let program = ("/usr/bin/nvidia-smi".to_owned(), "/host/driver/usr/bin/nvidia-smi".to_owned());
-        assert!(found.contains(&program), "{found:?}");
+        std::fs::remove_file(&other).expect("no file");
+        assert_eq!(hardware.driver_files().expect("files"), before);
+        std::fs::write(folder.join("libcuda.so.580.95.05"), "x").expect("a file");
+        let files = hardware.driver_files().expect("files");
+        assert_eq!(files.mounts.len(), before.mounts.len() + 1, "{files:?}");
+    });
+}
+
+/// Printed for whoever looks; nothing is asserted of a time.
+#[test]
+fn files_that_have_not_changed_are_not_looked_for_again() {
+    on_machine(&["h100-80"], |machine| {
+        let hardware = machine.hardware();
+        let start = Instant::now();
+        let first = hardware.driver_files().expect("files");
+        println!("note: found in {:?}", start.elapsed());
+        let start = Instant::now();
+        for _ in 0..1_000 {
+            assert_eq!(hardware.driver_files().expect("files"), first);
+        }
+        println!("note: known in {:?}", start.elapsed() / 1_000);
     });
 }
 

@@ -4,7 +4,7 @@ use container_device_interface::cache::{CdiOption, new_cache, with_auto_refresh}
 use container_device_interface::spec::read_spec;
 use container_device_interface::spec_dirs::with_spec_dirs;
 use kerf_kubelet_plugin::testing::{Fuse, claim, partition};
-use oci_spec::runtime::Spec;
+use oci_spec::runtime::{Mount, Spec};
 
 use super::{node, pci, prepare, whole};
 
@@ -32,6 +32,60 @@ async fn a_runtime_injects_exactly_what_was_allocated() {
     assert_eq!(nodes, ["/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-caps/nvidia-cap101"]);
     let env = container.process().clone().unwrap().env().clone().unwrap();
     assert!(env.contains(&"NVIDIA_VISIBLE_DEVICES=void".to_owned()));
-    let mounts = container.mounts().clone().unwrap();
-    assert!(mounts.iter().any(|mount| mount.destination().ends_with("libcuda.so.580.95.05")));
+    let mounts: Vec<(String, String)> = container
+        .mounts()
+        .clone()
+        .unwrap()
+        .iter()
+        .map(|mount| (mount.destination().display().to_string(), source(mount)))
+        .filter(|(_, source)| source.starts_with("/host"))
+        .collect();
+    let host = |path: &str| (path.to_owned(), format!("/host{path}"));
+    assert_eq!(mounts, [host("/usr/lib/libcuda.so.580.95.05"), host("/run/nvidia-persistenced/socket")]);
+    let hooks = container.hooks().clone().unwrap();
+    let hook = &hooks.create_container().clone().unwrap()[0];
+    assert_eq!(*hook.path(), root.path().join("plugin/bin/kerf-now/kerf"));
+    let expected = [
+        "kerf",
+        "cdi-hook",
+        "--link=libcuda.so.580.95.05::/usr/lib/libcuda.so.1",
+        "--link=libcuda.so.1::/usr/lib/libcuda.so",
+        "--library=/usr/lib/libcuda.so.1",
+    ];
+    assert_eq!(hook.args().clone().unwrap(), expected);
+}
+
+fn source(mount: &Mount) -> String {
+    mount.source().as_ref().map(|source| source.display().to_string()).unwrap_or_default()
+}
+
+#[tokio::test]
+async fn a_former_hook_program_stays_as_long_as_a_spec_names_it() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    node.claims.put(claim("c", &[("gpu", whole(3))]));
+    prepare(&plugin, "c").await.unwrap();
+    let copies = root.path().join("plugin/bin");
+    let spec = root.path().join("cdi/k8s.gpu.nvidia.com-claim_c-uid.json");
+    let text = std::fs::read_to_string(&spec).unwrap();
+    std::fs::write(&spec, text.replace("/bin/kerf-now/", "/bin/kerf-named/")).unwrap();
+    for name in ["kerf-now", "kerf-named", "kerf-old", ".kerf-now.7"] {
+        std::fs::create_dir_all(copies.join(name)).unwrap();
+    }
+    let left = || {
+        let mut names: Vec<_> = std::fs::read_dir(&copies)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort_unstable();
+        names
+    };
+    drop(plugin);
+    // The specs are made anew after the copies are looked through.
+    node.plugin(&Fuse::none()).unwrap().start().await.unwrap();
+    assert_eq!(left(), ["kerf-named", "kerf-now"]);
+    assert_eq!(std::fs::read_to_string(&spec).unwrap(), text);
+    node.plugin(&Fuse::none()).unwrap().start().await.unwrap();
+    assert_eq!(left(), ["kerf-now"]);
 }
