@@ -102,6 +102,7 @@ async fn measure(cluster: &Cluster) -> Result<()> {
         }
         println!("8 at once {name:<16} {parallel}");
     }
+    tokio::time::sleep(IDLE).await;
     print_memory("memory after the work", node.pid())?;
     node.stop()
 }
