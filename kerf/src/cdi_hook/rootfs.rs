@@ -19,7 +19,14 @@ pub(super) struct Rootfs(OwnedFd);
 impl Rootfs {
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(Self(rustix::fs::open(path, flags, Mode::empty())?))
+        let rootfs = Self(rustix::fs::open(path, flags, Mode::empty())?);
+        match rootfs.open_at(Path::new("."), OFlags::PATH) {
+            Err(Errno::NOSYS) => Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "the kernel has no openat2: Linux 5.6 or newer is needed",
+            )),
+            opened => opened.map(|_| rootfs).map_err(Into::into),
+        }
     }
 
     /// Whether something is under a path.
