@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::exec;
+use crate::{exec, files, paths};
 
 /// Where distributions keep programs that are not for every user.
 const PROGRAM_FOLDERS: [&str; 6] =
@@ -48,6 +48,11 @@ pub(crate) const LIBC: Need = Need {
 pub(crate) fn require(needs: &[Need]) -> Result<()> {
     let missing =
         || -> Vec<&str> { needs.iter().filter(|need| !(need.found)()).map(|need| need.package).collect() };
+    if missing().is_empty() {
+        return Ok(());
+    }
+    // Two installations at a time do not go; the first may have been for both.
+    let _lock = files::Lock::take(&paths::target().join("packages.lock"))?;
     let packages = missing();
     if packages.is_empty() {
         return Ok(());

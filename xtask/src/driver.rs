@@ -25,11 +25,6 @@ pub const GPUS: [&str; 4] = ["h100-80", "h100-80", "a100-40:mig=on", "a30:mig=on
 /// Values of the chart, on top of those that the emulated driver needs.
 pub type Values = Map<String, Value>;
 
-/// Makes kerf's image and gives it to the node.
-pub fn import(cluster: &Cluster) -> Result<()> {
-    cluster.import(&image::kerf()?)
-}
-
 /// Installs the chart, or changes it to `values`; returns when every object of
 /// it is ready.
 pub fn install(cluster: &Cluster, values: Values) -> Result<()> {

@@ -1,6 +1,6 @@
 //! `cargo xtask test`: all checks of this repository in the order in which a
-//! failure is found cheapest. The cluster's programs build beside the first of
-//! them, and the cluster is taken down however the tests end.
+//! failure is found cheapest. The clusters' programs build beside the first of
+//! them, and the clusters are taken down however the tests end.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,8 +10,8 @@ use anyhow::{Context as _, Result, anyhow};
 use crate::cluster::{self, Cluster, programs};
 use crate::{classes, codegen, emulator, exec, image};
 
-/// The cluster of the end-to-end tests.
-pub const CLUSTER: &str = "e2e";
+/// The clusters of the end-to-end tests, which run at the same time.
+pub const CLUSTERS: [&str; 3] = ["e2e1", "e2e2", "e2e3"];
 
 /// Runs every check; the first failure ends the run.
 pub fn run() -> Result<()> {
@@ -24,11 +24,14 @@ pub fn run() -> Result<()> {
 
 fn stages(report: &mut Report) -> Result<()> {
     // Left by a run that was killed.
-    report.stage("no cluster from before", || cluster::down(CLUSTER))?;
+    report.stage("no cluster from before", clusters_down)?;
     let programs = thread::spawn(programs::ensure);
     report.stage("format", || cargo(&["fmt", "--all", "--check"]))?;
     report.stage("clippy", || {
-        cargo(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "--deny", "warnings"])
+        cargo(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "--deny", "warnings"])?;
+        // Not a target of `cargo test`, and so not of `--all-targets`.
+        let e2e = ["clippy", "--quiet", "--package", "kerf-e2e", "--test", "e2e"];
+        cargo(&[&e2e[..], &["--", "--deny", "warnings"]].concat())
     })?;
     report.stage("generated code", || codegen::run(true))?;
     report.stage("generated classes", || classes::run(true))?;
@@ -47,13 +50,18 @@ fn stages(report: &mut Report) -> Result<()> {
     let tests = report
         .stage("end-to-end tests", || cargo(&["test", "--quiet", "--package", "kerf-e2e", "--test", "e2e"]));
     let tests = tests.and_then(|()| report.stage("slices on the real API server", publisher));
-    let down = report.stage("cluster down", || cluster::down(CLUSTER));
+    let down = report.stage("clusters down", clusters_down);
     tests.and(down)
 }
 
-/// The publisher's test that wants a real API server, on that of the cluster.
+/// Takes all down, also those after one that cannot be.
+fn clusters_down() -> Result<()> {
+    CLUSTERS.map(cluster::down).into_iter().collect()
+}
+
+/// The publisher's test that wants a real API server, on that of a cluster.
 fn publisher() -> Result<()> {
-    let cluster = Cluster::open(CLUSTER)?.context("the cluster is gone")?;
+    let cluster = Cluster::open(CLUSTERS[0])?.context("the cluster is gone")?;
     let test = ["test", "--quiet", "--package", "kerf-controller", "--test", "it"];
     let arguments = [&test[..], &["real_server", "--", "--nocapture"]].concat();
     exec::inherit(exec::cargo(&arguments).env("KERF_TEST_KUBECONFIG", cluster.kubeconfig()))

@@ -6,36 +6,36 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
-use k8s_openapi::api::core::v1::Pod;
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::{Event, Pod, ServiceAccount};
+use kube::Resource;
 use xtask::cluster::Cluster;
 use xtask::driver::{self, Values};
 use xtask::{exec, paths};
 
+use crate::api::{Connection, Kind};
 use crate::{LIMIT, wait_until};
 
 /// What cases make that holds devices or makes pods.
-const KINDS: &str = "deployments,daemonsets,jobs,pods,resourceclaimtemplates,resourceclaims";
+const KINDS: &str = "deployments,statefulsets,daemonsets,jobs,pods,resourceclaimtemplates,resourceclaims";
 
 /// A namespace on the cluster, for one case.
 #[derive(Debug)]
 pub struct Scene<'a> {
     /// The cluster, to be broken as a case likes; it is mended before the next.
     pub cluster: &'a Cluster,
+    api: Connection,
     namespace: String,
 }
 
 impl<'a> Scene<'a> {
     pub(crate) fn open(cluster: &'a Cluster, namespace: String) -> Result<Self> {
-        let scene = Self { cluster, namespace };
+        let scene = Self { cluster, api: Connection::open(cluster)?, namespace };
         // Left by the run before, or by one that was killed.
         let limit = format!("--timeout={}s", LIMIT.as_secs());
         scene.kubectl(&["delete", "namespace", &scene.namespace, "--ignore-not-found", "--wait", &limit])?;
         scene.kubectl(&["create", "namespace", &scene.namespace])?;
-        wait_until("the namespace has its account", LIMIT, || {
-            Ok(scene.kubectl(&["get", "serviceaccount", "default"]).ok())
-        })?;
+        wait_until("the namespace has its account", LIMIT, || scene.get::<ServiceAccount>("default"))?;
         Ok(scene)
     }
 
@@ -91,39 +91,45 @@ impl<'a> Scene<'a> {
         self.kubectl(&["delete", object, "--ignore-not-found", "--wait=false"]).map(drop)
     }
 
-    /// One object, e.g. `pod/a`, or nothing if it is not there.
-    pub fn get<T: DeserializeOwned>(&self, object: &str) -> Result<Option<T>> {
-        let text = self.kubectl(&["get", object, "--ignore-not-found", "--output=json"])?;
-        if text.trim().is_empty() {
-            return Ok(None);
-        }
-        serde_json::from_str(&text).with_context(|| format!("cannot read {object}"))
+    /// One object, or nothing if it is not there.
+    pub fn get<K>(&self, name: &str) -> Result<Option<K>>
+    where
+        K: Kind + Resource<Scope = NamespaceResourceScope>,
+    {
+        self.api.get(&self.namespace, name)
     }
 
-    /// All objects of a kind, in this namespace where the kind has one.
-    pub fn list<T: DeserializeOwned>(&self, kind: &str) -> Result<Vec<T>> {
-        #[derive(Deserialize)]
-        struct List<T> {
-            items: Vec<T>,
-        }
-        let text = self.kubectl(&["get", kind, "--output=json"])?;
-        let list: List<T> = serde_json::from_str(&text).with_context(|| format!("cannot read {kind}"))?;
-        Ok(list.items)
+    /// All objects of a kind in this namespace.
+    pub fn list<K: Kind>(&self) -> Result<Vec<K>> {
+        self.api.list(Some(&self.namespace), "")
+    }
+
+    /// All objects of a kind in kerf's namespace.
+    pub fn list_of_driver<K: Kind>(&self) -> Result<Vec<K>> {
+        self.api.list(Some(driver::NAMESPACE), "")
+    }
+
+    /// All objects of a kind that is in no namespace.
+    pub fn list_of_cluster<K: Kind>(&self) -> Result<Vec<K>> {
+        self.api.list(None, "")
+    }
+
+    /// What the API server answers to a path.
+    pub fn text(&self, path: &str) -> Result<String> {
+        self.api.text(path)
     }
 
     /// Waits until a pod's containers run and are ready.
     pub fn await_running(&self, pod: &str) -> Result<Pod> {
         wait_until(&format!("pod {pod} runs"), LIMIT, || {
-            let found = self.get::<Pod>(&format!("pod/{pod}"))?;
+            let found = self.get::<Pod>(pod)?;
             Ok(found.filter(is_ready))
         })
     }
 
     /// Waits until no such pod is there.
     pub fn await_gone(&self, pod: &str) -> Result<()> {
-        wait_until(&format!("pod {pod} is gone"), LIMIT, || {
-            Ok(self.get::<Pod>(&format!("pod/{pod}"))?.is_none().then_some(()))
-        })
+        wait_until(&format!("pod {pod} is gone"), LIMIT, || Ok(self.get::<Pod>(pod)?.is_none().then_some(())))
     }
 
     /// What a container has printed; its name may be left out where a pod has one.
@@ -144,14 +150,13 @@ impl<'a> Scene<'a> {
 
     /// Reasons and messages of a pod's events, oldest first.
     pub fn events(&self, pod: &str) -> Result<String> {
-        let selector = format!("--field-selector=involvedObject.kind=Pod,involvedObject.name={pod}");
-        self.kubectl(&[
-            "get",
-            "events",
-            &selector,
-            "--sort-by=.metadata.creationTimestamp",
-            "--output=jsonpath={range .items[*]}{.reason}: {.message}{\"\\n\"}{end}",
-        ])
+        let fields = format!("involvedObject.kind=Pod,involvedObject.name={pod}");
+        let mut events: Vec<Event> = self.api.list(Some(&self.namespace), &fields)?;
+        events.sort_by(|one, other| one.metadata.creation_timestamp.cmp(&other.metadata.creation_timestamp));
+        let lines = events.into_iter().map(|event| {
+            format!("{}: {}\n", event.reason.unwrap_or_default(), event.message.unwrap_or_default())
+        });
+        Ok(lines.collect())
     }
 
     /// `nvidia-emulator` on the node's machine, as its administrator.
@@ -169,7 +174,7 @@ impl<'a> Scene<'a> {
 
     /// All that may tell why a case failed.
     pub(crate) fn describe(&self) -> String {
-        let mut text = String::new();
+        let mut text = format!("--- cluster {}\n", self.cluster.name());
         for arguments in [
             ["get", "pods,resourceclaims", "--output=wide"].as_slice(),
             &["describe", "pods"],

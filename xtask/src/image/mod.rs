@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 
 use self::archive::{Start, Tree};
-use crate::{debian, exec, paths};
+use crate::{debian, exec, files, paths};
 
 /// The driver itself.
 pub const KERF: &str = "localhost/kerf:dev";
@@ -80,6 +80,8 @@ pub fn pause() -> Result<PathBuf> {
 fn write(tree: &Tree, file: &str, name: &str, start: &Start<'_>) -> Result<PathBuf> {
     let folder = paths::images();
     fs::create_dir_all(&folder)?;
+    // Clusters that come up at the same time make the same image.
+    let _lock = files::Lock::take(&folder)?;
     let path = folder.join(format!("{file}.tar"));
     tree.write(&path, name, start)?;
     Ok(path)

@@ -71,7 +71,7 @@ pub(crate) fn slices_of_one_parent(scene: &Scene<'_>) -> Result<()> {
 }
 
 pub(crate) fn one_claim_for_two_pods(scene: &Scene<'_>) -> Result<()> {
-    let pod = |name| Pod::new(name).from_claim("claim", "shared").container("main", &["claim"]).json();
+    let pod = |name| Pod::new(name).with_claim("claim", "shared").container("main", &["claim"]).json();
     let shared = manifest::claim("shared", &requests(&[request("slice", SMALL)]));
     scene.apply(&manifest::list(&[shared, pod("one"), pod("other")]))?;
     scene.await_running("one")?;
@@ -97,7 +97,7 @@ pub(crate) fn another_device_for_the_next_pod(scene: &Scene<'_>) -> Result<()> {
         let name = |part: &str| format!("{round}-{part}");
         let (claim, before, between, after) = (name("claim"), name("before"), name("between"), name("after"));
         let user = |pod: &str| {
-            let pod = Pod::new(pod).from_claim("claim", &claim).container("main", &["claim"]);
+            let pod = Pod::new(pod).with_claim("claim", &claim).container("main", &["claim"]);
             pod.json().to_string()
         };
         let devices = requests(&[request("device", class)]);
@@ -180,7 +180,7 @@ fn await_rollout(scene: &Scene<'_>, replicas: usize) -> Result<Vec<String>> {
     let limit = format!("--timeout={}s", LIMIT.as_secs());
     scene.kubectl(&["rollout", "status", "deployment/limits", &limit])?;
     wait_until("the deployment has its pods, and no others", LIMIT, || {
-        let pods = scene.list::<k8s_openapi::api::core::v1::Pod>("pods")?;
+        let pods = scene.list::<k8s_openapi::api::core::v1::Pod>()?;
         let names: Vec<String> = pods.into_iter().filter_map(|pod| pod.metadata.name).collect();
         Ok((names.len() == replicas).then_some(names))
     })
@@ -190,7 +190,7 @@ pub(crate) fn nothing_is_left_of_a_pod(scene: &Scene<'_>) -> Result<()> {
     let devices =
         requests(&[request("gpu", WHOLE), request("one", SMALL), request("two", "mig-2g.20gb.nvidia.com")]);
     let template = manifest::template("all", &devices);
-    let pod = Pod::new("pod").from_template("claim", "all");
+    let pod = Pod::new("pod").with_template("claim", "all");
     let pod = pod.container("main", &["claim"]).container("beside", &["claim/two"]);
     scene.apply(&manifest::list(&[template, pod.json()]))?;
     scene.await_running("pod")?;

@@ -2,7 +2,7 @@
 //! What it had begun is finished or undone, and nothing else is touched.
 
 use anyhow::{Context as _, Result, ensure};
-use kerf_e2e::{Case, LIMIT, Needs, Scene, wait_until};
+use kerf_e2e::{Case, LIMIT, Needs, Scene, wait_until, watch_until};
 use serde_json::Value;
 
 use crate::ground::{self, Instance};
@@ -13,34 +13,45 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         name: "kerf dies before or after each call of prepare, and the pod runs",
         needs: Needs::Driver,
+        seconds: 70,
         run: died_in_prepare,
     },
     Case {
         name: "kerf dies before or after each call of unprepare, and nothing is left",
         needs: Needs::Driver,
+        seconds: 55,
         run: died_in_unprepare,
     },
     Case {
         name: "kerf is killed at each journal state of prepare, and the pod runs or is cleaned up",
         needs: Needs::Driver,
+        seconds: 80,
         run: killed_in_prepare,
     },
     Case {
         name: "kerf is killed at each journal state of unprepare, and nothing is left",
         needs: Needs::Driver,
+        seconds: 35,
         run: killed_in_unprepare,
     },
     Case {
         name: "kerf dies before or after a GPU changes its mode, and the pod runs",
         needs: Needs::Driver,
+        seconds: 30,
         run: died_changing_mode,
     },
     Case {
         name: "pods deleted by force and claims deleted under pods leave nothing",
         needs: Needs::Driver,
+        seconds: 25,
         run: withdrawn_pods,
     },
-    Case { name: "a deleted namespace leaves nothing", needs: Needs::Driver, run: namespace_deleted },
+    Case {
+        name: "a deleted namespace leaves nothing",
+        needs: Needs::Driver,
+        seconds: 10,
+        run: namespace_deleted,
+    },
 ];
 
 /// The GPU whose partitions are made here; always in MIG mode.
@@ -137,8 +148,8 @@ struct Stop {
 const IN_PREPARE: [Stop; 4] = [
     Stop { call: CREATE, when: "before", phase: "started", state: "intent" },
     Stop { call: CREATE, when: "after", phase: "started", state: "intent" },
-    Stop { call: CREATE_COMPUTE, when: "before", phase: "started", state: "created" },
-    Stop { call: CREATE_COMPUTE, when: "after", phase: "started", state: "created" },
+    Stop { call: CREATE_COMPUTE, when: "before", phase: "started", state: "intent" },
+    Stop { call: CREATE_COMPUTE, when: "after", phase: "started", state: "intent" },
 ];
 
 const IN_UNPREPARE: [Stop; 3] = [
@@ -233,7 +244,7 @@ fn withdrawn_pods(scene: &Scene<'_>) -> Result<()> {
             eprintln!("  deleted by force {when} {call}");
             fault(scene, call, when, "hang=4000")?;
             Workload::new("forced", CLASS).apply(scene)?;
-            wait_until("the call hangs", LIMIT, || ground::all_faults_met(scene).map(Some))?;
+            watch_until("the call hangs", LIMIT, || ground::all_faults_met(scene).map(Some))?;
             scene.kubectl(&["delete", "pod", "forced", "--force", "--grace-period=0", "--wait=false"])?;
             workload::end(scene, "forced")?;
             ground::await_nothing_left(scene, &foreign)?;
@@ -274,7 +285,7 @@ fn namespace_deleted(scene: &Scene<'_>) -> Result<()> {
         // One is still being prepared when the namespace goes.
         fault(scene, CREATE, "after", "hang=3000")?;
         Workload::new("d", CLASS).apply(scene)?;
-        wait_until("the call hangs", LIMIT, || ground::all_faults_met(scene).map(Some))?;
+        watch_until("the call hangs", LIMIT, || ground::all_faults_met(scene).map(Some))?;
         scene.kubectl(&["delete", "namespace", scene.namespace(), "--wait=false"])?;
         ground::await_nothing_left(scene, &[])?;
         wait_until("the namespace is gone", LIMIT, || {

@@ -68,8 +68,7 @@ pub(crate) fn whole_and_partition_wait_for_one_gpu(scene: &Scene<'_>) -> Result<
     }
     scene.delete("pod/holder")?;
     let first = wait_until("one of the two runs", LIMIT, || {
-        let running =
-            |pod: &&str| scene.get::<ApiPod>(&format!("pod/{pod}")).is_ok_and(|pod| is_running(pod.as_ref()));
+        let running = |pod: &&str| scene.get::<ApiPod>(pod).is_ok_and(|pod| is_running(pod.as_ref()));
         Ok(["whole", "part"].into_iter().find(running))
     })?;
     let second = if first == "whole" { "part" } else { "whole" };
@@ -99,7 +98,7 @@ pub(crate) fn small_pods_fill_gpu_after_gpu(scene: &Scene<'_>) -> Result<()> {
     scene.delete("pod/whole")?;
     scene.await_gone("whole")?;
     wait_until("the whole GPU's claim is gone", LIMIT, || {
-        Ok((scene.list::<ResourceClaim>("resourceclaims")?.len() == filling.len()).then_some(()))
+        Ok((scene.list::<ResourceClaim>()?.len() == filling.len()).then_some(()))
     })?;
 
     scene.apply(&rest.iter().map(|pod| manifest::lone(pod, &small)).collect::<Vec<_>>().join("\n---\n"))?;
@@ -151,7 +150,7 @@ pub(crate) fn prepare_refuses_what_is_held(scene: &Scene<'_>) -> Result<()> {
         },
     ];
     for overlap in &overlaps {
-        scene.apply(&manifest::lone(overlap.name, &requests(&[overlap.holder.clone()])))?;
+        scene.apply(&manifest::lone(overlap.name, &requests(std::slice::from_ref(&overlap.holder))))?;
     }
     for Overlap { name, model, stolen, .. } in &overlaps {
         scene.await_running(name)?;
@@ -173,10 +172,10 @@ pub(crate) fn prepare_refuses_what_is_held(scene: &Scene<'_>) -> Result<()> {
             );
             Ok(Some(()))
         })?;
-        let pod: ApiPod = scene.get(&format!("pod/{thief}"))?.context("the pod is not there")?;
+        let pod: ApiPod = scene.get(&thief)?.context("the pod is not there")?;
         ensure!(!is_running(Some(&pod)), "{thief} runs");
         machine::sees_what_it_holds(scene, name)?;
-        let pod: ApiPod = scene.get(&format!("pod/{name}"))?.context("the holder is not there")?;
+        let pod: ApiPod = scene.get(name)?.context("the holder is not there")?;
         ensure!(is_running(Some(&pod)) && restarts(&pod) == 0, "{name} was disturbed");
     }
     for Overlap { name, .. } in &overlaps {
@@ -201,9 +200,9 @@ fn whole_of(device: &str) -> String {
 /// free: the claim's status in one update, then the binding.
 pub(crate) fn bind_by_hand(scene: &Scene<'_>, name: &str, pool: &str, device: &str) -> Result<()> {
     let claim = manifest::claim(name, &requests(&[request("device", WHOLE)]));
-    let pod = Pod::new(name).from_claim("claim", name).container("main", &["claim"]).scheduler("by-hand");
+    let pod = Pod::new(name).with_claim("claim", name).container("main", &["claim"]).scheduler("by-hand");
     scene.apply(&manifest::list(&[claim, pod.json()]))?;
-    let pod: ApiPod = scene.get(&format!("pod/{name}"))?.context("the pod is not there")?;
+    let pod: ApiPod = scene.get(name)?.context("the pod is not there")?;
     let result = json!({ "request": "device", "driver": "gpu.nvidia.com", "pool": pool, "device": device });
     let status = json!({ "status": {
         "allocation": { "devices": { "results": [result] } },
@@ -237,7 +236,7 @@ fn whole_on(gpu: &str) -> String {
 /// Waits until the scheduler has looked for a place and found none.
 fn await_waiting(scene: &Scene<'_>, pod: &str) -> Result<()> {
     wait_until(&format!("{pod} waits"), LIMIT, || {
-        let found: ApiPod = scene.get(&format!("pod/{pod}"))?.context("the pod is not there")?;
+        let found: ApiPod = scene.get(pod)?.context("the pod is not there")?;
         let conditions = found.status.and_then(|status| status.conditions).unwrap_or_default();
         Ok(conditions
             .iter()
@@ -261,7 +260,7 @@ fn runs_on(scene: &Scene<'_>, pod: &str, gpu: &str) -> Result<()> {
 /// Makes sure that no GPU is held as a whole and in parts, or twice as a whole.
 fn never_together(scene: &Scene<'_>) -> Result<()> {
     let mut holders: BTreeMap<String, Vec<Held>> = BTreeMap::new();
-    for claim in scene.list::<ResourceClaim>("resourceclaims")? {
+    for claim in scene.list::<ResourceClaim>()? {
         for held in machine::held(&claim) {
             holders.entry(held.pci()?).or_default().push(held);
         }
@@ -289,9 +288,7 @@ fn places(scene: &Scene<'_>, pods: &[String]) -> Result<BTreeSet<(String, u32)>>
 /// Ends a round: the next one uses the same names.
 fn clear(scene: &Scene<'_>) -> Result<()> {
     scene.kubectl(&["delete", "pods,resourceclaimtemplates", "--all", "--wait"])?;
-    wait_until("no claim is left", LIMIT, || {
-        Ok(scene.list::<ResourceClaim>("resourceclaims")?.is_empty().then_some(()))
-    })
+    wait_until("no claim is left", LIMIT, || Ok(scene.list::<ResourceClaim>()?.is_empty().then_some(())))
 }
 
 fn is_running(pod: Option<&ApiPod>) -> bool {

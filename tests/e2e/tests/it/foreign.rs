@@ -13,11 +13,13 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         name: "foreign GPU instances are given to pods where they can be, and never touched",
         needs: Needs::Driver,
+        seconds: 50,
         run: never_touched,
     },
     Case {
         name: "a whole GPU with a foreign instance waits until that is gone",
         needs: Needs::Driver,
+        seconds: 10,
         run: taints_the_whole,
     },
 ];

@@ -183,7 +183,7 @@ pub(crate) fn agree(scene: &Scene<'_>, foreign: &[(usize, Instance)]) -> Result<
 
 /// The slices under kerf's name.
 pub(crate) fn slices(scene: &Scene<'_>) -> Result<Vec<ResourceSlice>> {
-    let mut slices: Vec<ResourceSlice> = scene.list("resourceslices")?;
+    let mut slices: Vec<ResourceSlice> = scene.list_of_cluster()?;
     slices.retain(|slice| slice.spec.driver == DRIVER);
     Ok(slices)
 }
@@ -210,16 +210,10 @@ pub(crate) fn await_taints(scene: &Scene<'_>, device: &str, expected: &[&str]) -
     })
 }
 
-fn driver_pods(scene: &Scene<'_>) -> Result<Vec<Pod>> {
-    let text = scene.kubectl(&["get", "pods", "--namespace", NAMESPACE, "--output=json"])?;
-    let mut list: Value = serde_json::from_str(&text)?;
-    Ok(serde_json::from_value(list["items"].take())?)
-}
-
 /// kerf's pod on the node, when it is ready.
 pub(crate) fn driver_pod(scene: &Scene<'_>) -> Result<Pod> {
     wait_until("kerf is ready", LIMIT, || {
-        let pods = driver_pods(scene)?;
+        let pods = scene.list_of_driver::<Pod>()?;
         let ready = |pod: &Pod| {
             pod.metadata.deletion_timestamp.is_none()
                 && pod
@@ -240,7 +234,7 @@ pub(crate) fn driver_serves(scene: &Scene<'_>) -> Result<()> {
 
 /// How often kerf's container was started again in its pod.
 pub(crate) fn driver_restarts(scene: &Scene<'_>) -> Result<i32> {
-    let pods = driver_pods(scene)?;
+    let pods = scene.list_of_driver::<Pod>()?;
     let statuses = pods.iter().flat_map(|pod| pod.status.iter()).flat_map(|status| {
         status.container_statuses.iter().flatten().map(|container| container.restart_count)
     });
@@ -254,7 +248,7 @@ pub(crate) fn renew_driver(scene: &Scene<'_>) -> Result<()> {
     scene.kubectl(&["delete", "pod", &name, "--namespace", NAMESPACE, "--grace-period=5"])?;
     let uid = pod.metadata.uid;
     wait_until("kerf has another pod", LIMIT, || {
-        let pods = driver_pods(scene)?;
+        let pods = scene.list_of_driver::<Pod>()?;
         Ok((!pods.is_empty() && pods.iter().all(|pod| pod.metadata.uid != uid)).then_some(()))
     })?;
     driver_pod(scene)?;
@@ -276,30 +270,39 @@ pub(crate) fn kill_driver(scene: &Scene<'_>) -> Result<()> {
 
 /// A number of kerf's `/metrics`.
 pub(crate) fn metric(scene: &Scene<'_>, name: &str) -> Result<f64> {
-    let pod = driver_pods(scene)?.pop().and_then(|pod| pod.metadata.name).context("kerf has no pod")?;
-    let path = format!("--raw=/api/v1/namespaces/{NAMESPACE}/pods/{pod}:9402/proxy/metrics");
-    let text = scene.kubectl(&["get", &path])?;
+    let pod =
+        scene.list_of_driver::<Pod>()?.pop().and_then(|pod| pod.metadata.name).context("kerf has no pod")?;
+    let text = scene.text(&format!("/api/v1/namespaces/{NAMESPACE}/pods/{pod}:9402/proxy/metrics"))?;
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     line.with_context(|| format!("there is no metric {name}"))?.parse().context("it is no number")
 }
 
-/// Runs a case on a machine without faults, foreign instances or lost GPUs,
-/// and leaves it like that however the case ends.
-pub(crate) fn clean(scene: &Scene<'_>, case: impl FnOnce() -> Result<()>) -> Result<()> {
+/// Leaves a machine without faults, foreign instances or lost GPUs, and waits
+/// until kerf serves and has forgotten them.
+pub(crate) fn ready(scene: &Scene<'_>) -> Result<()> {
     restore(scene)?;
     driver_serves(scene)?;
     wait_until("no device has a taint", LIMIT, || {
         let devices = devices(scene)?;
-        let tainted: Vec<_> = devices.iter().filter(|(_, device)| !taints(device).is_empty()).collect();
+        let tainted = devices.iter().filter(|(_, device)| !taints(device).is_empty());
+        let tainted: Vec<_> = tainted.map(|(name, device)| (name, taints(device))).collect();
         ensure!(tainted.is_empty(), "{tainted:?}");
         Ok((!devices.is_empty()).then_some(()))
-    })?;
+    })
+}
+
+/// Runs a case that breaks things, and mends the machine however it ends.
+pub(crate) fn clean(scene: &Scene<'_>, case: impl FnOnce() -> Result<()>) -> Result<()> {
     let outcome = case();
     if outcome.is_err() {
         // Before anything is mended: what was seen when it failed.
         let journal = journal(scene).unwrap_or_default();
         let machine = scene.emulator(&["show"]).unwrap_or_default();
         eprintln!("--- the journal\n{journal:#?}\n--- the machine\n{machine}");
+        // A call that was made to hang would hang for the next case too.
+        if let Err(error) = kill_driver(scene) {
+            eprintln!("cannot kill kerf: {error:#}");
+        }
     }
     outcome.and(restore(scene))
 }

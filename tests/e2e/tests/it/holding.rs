@@ -6,7 +6,7 @@ use std::time::UNIX_EPOCH;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::api::resource::v1::Device;
-use kerf_e2e::{Case, LIMIT, Needs, Scene, Values, wait_until};
+use kerf_e2e::{Case, LIMIT, Needs, Scene, Values, wait_until, watch_until};
 use serde_json::json;
 
 use crate::ground::{self, Machine};
@@ -17,19 +17,27 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         name: "a held partition whose profile is filtered out stays, tainted, and its GPU goes to nobody else",
         needs: Needs::Driver,
+        seconds: 105,
         run: filtered_out,
     },
     Case {
         name: "a held partition stays when others fill its GPU",
         needs: Needs::Driver,
+        seconds: 10,
         run: occupied_by_others,
     },
     Case {
         name: "a held partition is published all the time while kerf is killed or replaced",
         needs: Needs::Driver,
+        seconds: 15,
         run: restarted,
     },
-    Case { name: "a held partition stays, tainted, while its GPU is lost", needs: Needs::Driver, run: lost },
+    Case {
+        name: "a held partition stays, tainted, while its GPU is lost",
+        needs: Needs::Driver,
+        seconds: 45,
+        run: lost,
+    },
 ];
 
 /// A running pod with a partition of the first GPU, and a pod that wants all of
@@ -75,7 +83,7 @@ impl<'a> Held<'a> {
     }
 
     fn await_taints(&self, expected: &[&str]) -> Result<()> {
-        wait_until(&format!("the held device has the taints {expected:?}"), LIMIT, || {
+        watch_until(&format!("the held device has the taints {expected:?}"), LIMIT, || {
             let found = self.look()?.map(|device| ground::taints(&device));
             ensure!(found.as_deref().is_some_and(|found| found == expected), "its taints are {found:?}");
             Ok(Some(()))
@@ -112,7 +120,7 @@ fn filtered_out(scene: &Scene<'_>) -> Result<()> {
         scene.configure_driver(values("migProfiles", "3g.40gb"))?;
         held.await_taints(&["withheld"])?;
         let tainted = tainted_at(ground::devices(scene)?.get(&held.device).context("it is gone")?)?;
-        wait_until("all others of the profile are withdrawn", LIMIT, || {
+        watch_until("all others of the profile are withdrawn", LIMIT, || {
             held.look()?;
             let left = ground::devices(scene)?.into_keys().filter(|name| small(name)).collect::<Vec<_>>();
             ensure!(left == [held.device.clone()], "published are {left:?}");
@@ -176,7 +184,7 @@ fn restarted(scene: &Scene<'_>) -> Result<()> {
         let held = Held::new(scene)?;
         for how in [ground::kill_driver, ground::renew_driver] {
             how(scene)?;
-            wait_until("kerf serves again", LIMIT, || {
+            watch_until("kerf serves again", LIMIT, || {
                 held.look()?;
                 Ok((ground::metric(scene, "kerf_ready")? > 0.5).then_some(()))
             })?;

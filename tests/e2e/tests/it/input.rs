@@ -53,7 +53,7 @@ pub(crate) fn in_claims(scene: &Scene<'_>) -> Result<()> {
             &["MigDeviceConfig", "quantity", "out of range"],
         ),
         fails("garbage", opaque(DRIVER, &garbage()), &["apiVersion `` and kind ``"]),
-        fails("deep", opaque(DRIVER, &nested(1_000)), &["cannot be read", "recursion limit"]),
+        fails("deep", opaque(DRIVER, &nested(1_000)), &["cannot be decoded", "recursion limit"]),
         fails(
             "empty-time-slicing",
             nvidia("GpuConfig", &json!({ "sharing": { "timeSlicingConfig": {} } })),

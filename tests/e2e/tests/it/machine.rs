@@ -95,18 +95,19 @@ pub(crate) fn held(claim: &ResourceClaim) -> Vec<Held> {
 
 /// A claim that must be there.
 pub(crate) fn claim(scene: &Scene<'_>, name: &str) -> Result<ResourceClaim> {
-    scene.get(&format!("resourceclaim/{name}"))?.with_context(|| format!("there is no claim {name}"))
+    scene.get(name)?.with_context(|| format!("there is no claim {name}"))
 }
 
 /// The name of the claim object behind each of a pod's claims, those that the
 /// scheduler made for its extended resources included.
 pub(crate) fn claims_of(scene: &Scene<'_>, pod: &str) -> Result<Vec<String>> {
-    let pod: Value = scene.get(&format!("pod/{pod}"))?.context("the pod is not there")?;
-    let named = pod["spec"]["resourceClaims"].as_array().into_iter().flatten();
-    let made = pod["status"]["resourceClaimStatuses"].as_array().into_iter().flatten();
-    let extended = &pod["status"]["extendedResourceClaimStatus"];
-    let names = named.chain(made).chain([extended]).filter_map(|claim| claim["resourceClaimName"].as_str());
-    Ok(names.map(str::to_owned).collect())
+    let pod: Pod = scene.get(pod)?.context("the pod is not there")?;
+    let (spec, status) = (pod.spec.unwrap_or_default(), pod.status.unwrap_or_default());
+    let named = spec.resource_claims.into_iter().flatten().filter_map(|claim| claim.resource_claim_name);
+    let made = status.resource_claim_statuses.into_iter().flatten();
+    let made = made.filter_map(|claim| claim.resource_claim_name);
+    let extended = status.extended_resource_claim_status.map(|claim| claim.resource_claim_name);
+    Ok(named.chain(made).chain(extended).collect())
 }
 
 /// All devices of a pod.
@@ -223,7 +224,7 @@ fn files_with(folder: &Path, part: &str) -> Result<Vec<String>> {
 
 /// A container's first process on the host.
 pub(crate) fn process_of(scene: &Scene<'_>, pod: &str, container: &str) -> Result<u32> {
-    let pod: Pod = scene.get(&format!("pod/{pod}"))?.context("the pod is not there")?;
+    let pod: Pod = scene.get(pod)?.context("the pod is not there")?;
     let statuses = pod.status.and_then(|status| status.container_statuses).unwrap_or_default();
     let id = statuses
         .iter()

@@ -11,8 +11,8 @@ pub(crate) const ANY_PARTITION: &str = "mig.nvidia.com";
 /// The class of the smallest partition of an H100.
 pub(crate) const SMALL: &str = "mig-1g.10gb.nvidia.com";
 
-/// Ends at once when it is asked to, as process 1 does not by itself.
-const COMMAND: &str = "nvidia-smi -L; trap 'exit 0' TERM; sleep infinity & wait";
+/// Ends at once whenever it is asked to, as process 1 does not by itself.
+const COMMAND: &str = "trap 'exit 0' TERM; nvidia-smi -L; sleep infinity & wait";
 
 /// A request of one device of a class.
 pub(crate) fn request(name: &str, class: &str) -> Value {
@@ -65,7 +65,7 @@ pub(crate) fn list(items: &[Value]) -> String {
 pub(crate) fn lone(name: &str, devices: &Value) -> String {
     list(&[
         template(name, devices),
-        Pod::new(name).from_template("claim", name).container("main", &["claim"]).json(),
+        Pod::new(name).with_template("claim", name).container("main", &["claim"]).json(),
     ])
 }
 
@@ -91,13 +91,13 @@ impl Pod {
     }
 
     /// It has a claim made from a template.
-    pub(crate) fn from_template(mut self, claim: &str, template: &str) -> Self {
+    pub(crate) fn with_template(mut self, claim: &str, template: &str) -> Self {
         self.claims.push(json!({ "name": claim, "resourceClaimTemplateName": template }));
         self
     }
 
     /// It uses a claim that is there on its own.
-    pub(crate) fn from_claim(mut self, claim: &str, object: &str) -> Self {
+    pub(crate) fn with_claim(mut self, claim: &str, object: &str) -> Self {
         self.claims.push(json!({ "name": claim, "resourceClaimName": object }));
         self
     }

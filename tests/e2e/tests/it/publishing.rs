@@ -8,7 +8,7 @@ use kerf_e2e::{GPUS, LIMIT, Scene, wait_until};
 
 pub(crate) fn every_gpu_is_published(scene: &Scene<'_>) -> Result<()> {
     wait_until("each GPU has devices in a slice", LIMIT, || {
-        let slices: Vec<ResourceSlice> = scene.list("resourceslices")?;
+        let slices: Vec<ResourceSlice> = scene.list_of_cluster()?;
         let gpus: BTreeSet<String> = slices
             .iter()
             .filter(|slice| slice.spec.node_name == Some(scene.cluster.node_name()))

@@ -15,9 +15,15 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         name: "running pods notice nothing when the kubelet, containerd or kerf is restarted",
         needs: Needs::Driver,
+        seconds: 35,
         run: survive_restarts,
     },
-    Case { name: "pods have their devices again after a reboot", needs: Needs::Driver, run: machine },
+    Case {
+        name: "pods have their devices again after a reboot",
+        needs: Needs::Driver,
+        seconds: 20,
+        run: machine,
+    },
 ];
 
 const PODS: [Workload<'_>; 3] = [

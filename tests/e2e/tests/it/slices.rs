@@ -12,25 +12,34 @@ use crate::workload::{self, Workload};
 
 /// The cases of this file.
 pub(crate) const CASES: &[Case] = &[
-    Case { name: "slices that are deleted, one or all, come back", needs: Needs::Driver, run: deleted },
+    Case {
+        name: "slices that are deleted, one or all, come back",
+        needs: Needs::Driver,
+        seconds: 5,
+        run: deleted,
+    },
     Case {
         name: "slices whose devices, counters or generation are edited become right again",
         needs: Needs::Driver,
+        seconds: 5,
         run: edited,
     },
     Case {
         name: "taints that others add or remove become right again",
         needs: Needs::Driver,
+        seconds: 5,
         run: tainted_by_others,
     },
     Case {
         name: "slices that a stranger makes under our name go, those of other drivers stay",
         needs: Needs::Driver,
+        seconds: 10,
         run: strangers,
     },
     Case {
         name: "an idle node writes no slice, and neither does a claim",
         needs: Needs::Driver,
+        seconds: 25,
         run: idle_is_silent,
     },
 ];

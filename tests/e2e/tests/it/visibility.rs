@@ -23,7 +23,7 @@ pub(crate) fn only_its_requests(scene: &Scene<'_>) -> Result<()> {
         ("second", &["two/slice"]),
         ("none", &[]),
     ];
-    let mut pod = Pod::new("pod").from_template("one", "one").from_template("two", "two");
+    let mut pod = Pod::new("pod").with_template("one", "one").with_template("two", "two");
     pod = pod.init_container("first-large", &["one/large"]).init_container("first-gpu", &["one/gpu", "two"]);
     for (name, uses) in containers {
         pod = pod.container(name, uses);

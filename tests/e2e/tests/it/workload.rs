@@ -117,7 +117,7 @@ pub(crate) fn await_refused(scene: &Scene<'_>, pod: &str) -> Result<()> {
 
 /// Whether a pod waits because the scheduler found no device for it.
 pub(crate) fn is_refused(scene: &Scene<'_>, pod: &str) -> Result<bool> {
-    let pod: Pod = scene.get(&format!("pod/{pod}"))?.context("the pod is gone")?;
+    let pod: Pod = scene.get(pod)?.context("the pod is gone")?;
     let status = pod.status.context("the pod has no status")?;
     Ok(status.conditions.iter().flatten().any(|condition| {
         condition.type_ == "PodScheduled" && condition.reason.as_deref() == Some("Unschedulable")
@@ -133,7 +133,7 @@ pub(crate) fn end(scene: &Scene<'_>, pod: &str) -> Result<()> {
 
 /// What must not change while a pod runs: its containers and what they see.
 pub(crate) fn identity(scene: &Scene<'_>, pod: &str) -> Result<(Vec<String>, Vec<String>)> {
-    let found: Pod = scene.get(&format!("pod/{pod}"))?.context("the pod is gone")?;
+    let found: Pod = scene.get(pod)?.context("the pod is gone")?;
     let statuses = found.status.and_then(|status| status.container_statuses).unwrap_or_default();
     let containers = statuses
         .into_iter()
