@@ -53,7 +53,6 @@ impl Node {
             .arg("--sys-root")
             .arg(driver.join("sys"))
             .env("KUBECONFIG", cluster.kubeconfig())
-            .envs(xtask::image::KERF_ENVIRONMENT.iter().filter_map(|variable| variable.split_once('=')))
             .stderr(Stdio::inherit())
             .spawn()
             .context("kerf cannot be started")?;

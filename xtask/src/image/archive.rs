@@ -33,8 +33,6 @@ pub(crate) struct Tree {
 pub(crate) struct Start<'a> {
     pub(crate) entrypoint: &'a [&'a str],
     pub(crate) command: &'a [&'a str],
-    /// Variables beside `PATH`, as `NAME=value`.
-    pub(crate) environment: &'a [&'a str],
 }
 
 impl Tree {
@@ -112,15 +110,13 @@ impl Tree {
     /// Writes the image `name` to `path`, whole or not at all.
     pub(crate) fn write(&self, path: &Path, name: &str, start: &Start<'_>) -> Result<()> {
         let layer = self.layer()?;
-        let path_variable = ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"];
-        let environment: Vec<&str> = path_variable.iter().chain(start.environment).copied().collect();
         let config = json!({
             "architecture": architecture()?,
             "os": "linux",
             "config": {
                 "Entrypoint": start.entrypoint,
                 "Cmd": start.command,
-                "Env": environment,
+                "Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
             },
             "rootfs": { "type": "layers", "diff_ids": [digest(&layer)] },
         });

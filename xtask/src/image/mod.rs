@@ -14,9 +14,6 @@ use crate::{debian, exec, files, paths};
 
 /// The driver itself.
 pub const KERF: &str = "localhost/kerf:dev";
-/// How kerf is run in its image. The C library keeps a heap for each thread
-/// and gives little of it back; one heap, trimmed early, is half of that.
-pub const KERF_ENVIRONMENT: [&str; 2] = ["MALLOC_ARENA_MAX=1", "MALLOC_TRIM_THRESHOLD_=65536"];
 /// A shell and the C library, as a container of a CUDA program has them.
 pub const CUDA_STUB: &str = "localhost/cuda-stub:dev";
 /// The sandbox of every pod.
@@ -41,12 +38,7 @@ pub fn kerf() -> Result<PathBuf> {
     let mut tree = Tree::default();
     runtime(&mut tree)?;
     program(&mut tree, "usr/bin/kerf", &paths::release().join("kerf"))?;
-    write(
-        &tree,
-        "kerf",
-        KERF,
-        &Start { entrypoint: &["/usr/bin/kerf"], command: &[], environment: &KERF_ENVIRONMENT },
-    )
+    write(&tree, "kerf", KERF, &Start { entrypoint: &["/usr/bin/kerf"], command: &[] })
 }
 
 /// The image of test pods, in which injected libraries and programs run.
@@ -60,7 +52,7 @@ pub fn cuda_stub() -> Result<PathBuf> {
     for applet in applets.lines().filter(|applet| !applet.is_empty() && *applet != "busybox") {
         tree.link(&format!("bin/{applet}"), "busybox");
     }
-    write(&tree, "cuda-stub", CUDA_STUB, &Start { entrypoint: &[], command: &["/bin/sh"], environment: &[] })
+    write(&tree, "cuda-stub", CUDA_STUB, &Start { entrypoint: &[], command: &["/bin/sh"] })
 }
 
 /// The sandbox image: one static program of a few lines.
@@ -74,7 +66,7 @@ pub fn pause() -> Result<PathBuf> {
     exec::output(&mut compiler)?;
     let mut tree = Tree::default();
     program(&mut tree, "pause", &program_path)?;
-    write(&tree, "pause", PAUSE, &Start { entrypoint: &["/pause"], command: &[], environment: &[] })
+    write(&tree, "pause", PAUSE, &Start { entrypoint: &["/pause"], command: &[] })
 }
 
 fn write(tree: &Tree, file: &str, name: &str, start: &Start<'_>) -> Result<PathBuf> {
