@@ -15,6 +15,7 @@ use kerf_dra_driver::hardware::DeviceNode;
 use kerf_dra_driver::inventory::{ComputeInstanceId, GpuInstanceId};
 use rustix::fs::{FileType, Mode, major, makedev, minor, mknodat};
 
+use crate::examine::NodeTrouble;
 use crate::procfs;
 use crate::roots::Roots;
 
@@ -73,6 +74,37 @@ pub(crate) fn device_nodes(
         }
     }
     Ok(nodes)
+}
+
+/// What would keep containers from getting nodes. Nothing is made, unlike by
+/// [`device_nodes`].
+pub(crate) fn troubles(roots: &Roots, gpu_minors: &[u32], partitions: bool) -> Vec<NodeTrouble> {
+    let devices = procfs::CharacterDevices::read(&roots.proc);
+    let (frontend, uvm, caps) = (devices.major(FRONTEND), devices.major(UVM), devices.major(CAPABILITIES));
+    let mut wanted: Vec<(String, Option<u32>, u32, &'static str)> =
+        gpu_minors.iter().map(|minor| (format!("nvidia{minor}"), frontend, *minor, "nvidia")).collect();
+    wanted.push(("nvidiactl".to_owned(), frontend, CONTROL_MINOR, "nvidia"));
+    wanted.push(("nvidia-uvm".to_owned(), uvm, 0, "nvidia-uvm"));
+    let mut troubles: Vec<NodeTrouble> = wanted
+        .into_iter()
+        .filter_map(|(name, major, minor, module)| {
+            let path = roots.dev.join(name);
+            let text = path.display().to_string();
+            match (number_of(&path), major.map(|major| (major, minor))) {
+                (Err(error), _) => Some(NodeTrouble::Unusable(error.to_string())),
+                (Ok(None), None) => Some(NodeTrouble::Unknown { path: text, module }),
+                (Ok(Some(found)), Some(expected)) if found != expected => {
+                    Some(NodeTrouble::Outdated { path: text, found, expected })
+                }
+                (Ok(_), _) => None,
+            }
+        })
+        .collect();
+    if partitions && caps.is_none() {
+        let path = roots.dev.join("nvidia-caps").display().to_string();
+        troubles.push(NodeTrouble::Unknown { path, module: "nvidia-caps" });
+    }
+    troubles
 }
 
 /// A node that must be there. It is made where its number is known.

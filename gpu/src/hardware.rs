@@ -52,6 +52,15 @@ impl NvmlHardware {
         }
     }
 
+    pub(crate) fn roots(&self) -> &Roots {
+        &self.roots
+    }
+
+    /// Why there is no session and none can be opened; none where there is.
+    pub(crate) fn open_failure(&self) -> Option<Failure> {
+        self.with(|session| session.driver_version()).err()
+    }
+
     fn current(&self) -> Option<Arc<Session>> {
         self.session.read().unwrap_or_else(PoisonError::into_inner).clone()
     }

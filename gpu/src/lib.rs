@@ -12,6 +12,7 @@
 mod describe;
 mod device_nodes;
 mod driver_files;
+mod examine;
 mod hardware;
 #[expect(
     unsafe_code,
@@ -23,5 +24,6 @@ mod roots;
 mod sysfs;
 mod watch;
 
+pub use examine::{DriverTrouble, NodeTrouble};
 pub use hardware::NvmlHardware;
 pub use roots::Roots;

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use kerf_dra_driver::model::{ForeignPartitions, MigModePolicy, ProfileFilter};
 use kerf_dra_driver::names::{DriverName, gpu_pool};
+use kerf_gpu::Roots;
 
 /// The longest name that the API takes for a pool, in bytes.
 const MAX_POOL_NAME: usize = 253;
@@ -25,6 +26,9 @@ pub(crate) enum Command {
     Node(Box<NodeArguments>),
     /// Show this node's GPUs, placements and claims.
     Status(StatusArguments),
+    /// Say what keeps this node from serving GPUs, and what to do about it.
+    /// Changes nothing. Exit code 1 where an error was found.
+    Doctor(Box<DoctorArguments>),
     /// Give a container that is being made the driver's links, and tell its
     /// loader of the libraries. CDI specs name it; the container runtime calls it.
     CdiHook(CdiHookArguments),
@@ -56,6 +60,63 @@ impl KubeletArguments {
     pub(crate) fn pod_resources_socket(&self) -> PathBuf {
         self.kubelet_root.join("pod-resources").join("kubelet.sock")
     }
+}
+
+/// Where the host's trees are.
+#[derive(Debug, Args)]
+#[expect(clippy::struct_field_names, reason = "a field's name is its flag")]
+pub(crate) struct RootArguments {
+    /// Where CDI specs are written; a folder that the container runtime reads.
+    #[arg(long, env = "CDI_ROOT", default_value = "/var/run/cdi")]
+    pub(crate) cdi_root: PathBuf,
+    /// Where the NVIDIA driver is installed, as this process sees it.
+    #[arg(long, env = "DRIVER_ROOT", default_value = "/")]
+    pub(crate) driver_root: PathBuf,
+    /// The same folder as the container runtime sees it.
+    #[arg(long, env = "HOST_DRIVER_ROOT")]
+    pub(crate) host_driver_root: Option<PathBuf>,
+    /// Where the device nodes are, as this process sees them.
+    #[arg(long, env = "DEV_ROOT", default_value = "/dev")]
+    pub(crate) dev_root: PathBuf,
+    /// The same folder as the container runtime sees it.
+    #[arg(long, env = "HOST_DEV_ROOT")]
+    pub(crate) host_dev_root: Option<PathBuf>,
+    /// Where procfs is.
+    #[arg(long, env = "PROC_ROOT", default_value = "/proc")]
+    pub(crate) proc_root: PathBuf,
+    /// Where sysfs is.
+    #[arg(long, env = "SYS_ROOT", default_value = "/sys")]
+    pub(crate) sys_root: PathBuf,
+}
+
+impl RootArguments {
+    /// What the hardware is found under.
+    pub(crate) fn hardware(&self) -> Roots {
+        let (driver, dev) = (self.driver_root.clone(), self.dev_root.clone());
+        Roots {
+            host_driver: self.host_driver_root.clone().unwrap_or_else(|| driver.clone()),
+            driver,
+            host_dev: self.host_dev_root.clone().unwrap_or_else(|| dev.clone()),
+            dev,
+            proc: self.proc_root.clone(),
+            sys: self.sys_root.clone(),
+        }
+    }
+}
+
+/// Flags of `kerf doctor`.
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArguments {
+    #[command(flatten)]
+    pub(crate) kubelet: KubeletArguments,
+    #[command(flatten)]
+    pub(crate) roots: RootArguments,
+    /// Where the host's `/etc` is: `containerd/config.toml` and `cdi` are read there.
+    #[arg(long, env = "ETC_ROOT", default_value = "/etc")]
+    pub(crate) etc_root: PathBuf,
+    /// Print the findings as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Flags of `kerf status`.
@@ -104,27 +165,8 @@ pub(crate) struct NodeArguments {
     /// The name of this node's Node object.
     #[arg(long, env = "NODE_NAME", value_parser = node_name)]
     pub(crate) node_name: String,
-    /// Where CDI specs are written; a folder that the container runtime reads.
-    #[arg(long, env = "CDI_ROOT", default_value = "/var/run/cdi")]
-    pub(crate) cdi_root: PathBuf,
-    /// Where the NVIDIA driver is installed, as this process sees it.
-    #[arg(long, env = "DRIVER_ROOT", default_value = "/")]
-    pub(crate) driver_root: PathBuf,
-    /// The same folder as the container runtime sees it.
-    #[arg(long, env = "HOST_DRIVER_ROOT")]
-    pub(crate) host_driver_root: Option<PathBuf>,
-    /// Where the device nodes are, as this process sees them.
-    #[arg(long, env = "DEV_ROOT", default_value = "/dev")]
-    pub(crate) dev_root: PathBuf,
-    /// The same folder as the container runtime sees it.
-    #[arg(long, env = "HOST_DEV_ROOT")]
-    pub(crate) host_dev_root: Option<PathBuf>,
-    /// Where procfs is.
-    #[arg(long, env = "PROC_ROOT", default_value = "/proc")]
-    pub(crate) proc_root: PathBuf,
-    /// Where sysfs is.
-    #[arg(long, env = "SYS_ROOT", default_value = "/sys")]
-    pub(crate) sys_root: PathBuf,
+    #[command(flatten)]
+    pub(crate) roots: RootArguments,
     /// Whether kerf changes the MIG mode of GPUs when a claim needs the other
     /// one: `manage` or `keep`. Default: `manage` from Hopper on. Ampere GPUs
     /// and vGPU guests are always kept, since a change needs a reset there.

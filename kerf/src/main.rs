@@ -5,6 +5,7 @@
 
 mod arguments;
 mod cdi_hook;
+mod doctor;
 mod memory;
 mod node;
 mod picture;
@@ -21,6 +22,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Node(arguments) => node::run(*arguments),
         Command::Status(arguments) => status::run(&arguments),
+        Command::Doctor(arguments) => return doctor::run(&arguments),
         Command::CdiHook(arguments) => cdi_hook::run(&arguments),
     };
     match result {

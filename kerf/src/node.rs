@@ -76,13 +76,7 @@ impl Wanted {
         let NodeArguments {
             kubelet,
             node_name,
-            cdi_root,
-            driver_root,
-            host_driver_root,
-            dev_root,
-            host_dev_root,
-            proc_root,
-            sys_root,
+            roots,
             mig_mode,
             mig_profiles,
             foreign_partitions,
@@ -90,24 +84,17 @@ impl Wanted {
             http_address,
             log_level: _,
         } = arguments;
-        let roots = Roots {
-            host_driver: host_driver_root.unwrap_or_else(|| driver_root.clone()),
-            driver: driver_root,
-            host_dev: host_dev_root.unwrap_or_else(|| dev_root.clone()),
-            dev: dev_root,
-            proc: proc_root.clone(),
-            sys: sys_root,
-        };
+        let hardware = roots.hardware();
         let config = PluginConfig {
             pool: gpu_pool(&node_name),
             plugin_dir: kubelet.plugin_dir(),
             registry_dir: kubelet.registry_dir(),
             pod_resources_socket: kubelet.pod_resources_socket(),
-            cdi_dir: cdi_root,
+            cdi_dir: roots.cdi_root,
             hook: HookProgram::install(&kubelet.plugin_dir())
                 .context("the program of the CDI hook cannot be put below the plugin's folder")?,
             extra_mounts: extra_mount.iter().map(|text| parse_mount(text)).collect::<Result<_>>()?,
-            proc_root,
+            proc_root: roots.proc_root,
             settings: Settings {
                 driver: kubelet.driver_name,
                 node: node_name,
@@ -116,7 +103,7 @@ impl Wanted {
                 foreign_partitions,
             },
         };
-        Ok(Self { roots, config, http_address })
+        Ok(Self { roots: hardware, config, http_address })
     }
 }
 

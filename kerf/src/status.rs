@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use kerf_dra_driver::status::NodeStatus;
 
-use crate::arguments::StatusArguments;
+use crate::arguments::{KubeletArguments, StatusArguments};
 use crate::picture;
 
 /// A status of 64 GPUs full of partitions is far below this.
@@ -16,20 +16,30 @@ const LIMIT_BYTES: u64 = 16 << 20;
 
 /// Prints the node's status.
 pub(crate) fn run(arguments: &StatusArguments) -> Result<()> {
-    let socket = arguments.kubelet.plugin_dir().join("status.sock");
+    let text = ask(&arguments.kubelet)?;
+    let mut out = std::io::stdout().lock();
+    if arguments.json {
+        writeln!(out, "{}", text.trim_end())?;
+        return Ok(());
+    }
+    out.write_all(picture::draw(&parse(&text)?).as_bytes())?;
+    Ok(())
+}
+
+/// The answer of the running `kerf node`.
+pub(crate) fn ask(kubelet: &KubeletArguments) -> Result<String> {
+    let socket = kubelet.plugin_dir().join("status.sock");
     let stream = UnixStream::connect(&socket).with_context(|| {
         format!("no `kerf node` answers on {} (is it running on this node?)", socket.display())
     })?;
     stream.set_read_timeout(Some(Duration::from_secs(10))).context("cannot set a read timeout")?;
     let mut text = String::new();
     stream.take(LIMIT_BYTES).read_to_string(&mut text).context("the answer could not be read")?;
-    let mut out = std::io::stdout().lock();
-    if arguments.json {
-        writeln!(out, "{}", text.trim_end())?;
-        return Ok(());
-    }
-    let status: NodeStatus = serde_json::from_str(&text)
-        .context("the answer is not a status this version understands (try the `kerf` of the running pod)")?;
-    out.write_all(picture::draw(&status).as_bytes())?;
-    Ok(())
+    Ok(text)
+}
+
+/// Reads an answer.
+pub(crate) fn parse(text: &str) -> Result<NodeStatus> {
+    serde_json::from_str(text)
+        .context("the answer is not a status this version understands (try the `kerf` of the running pod)")
 }

@@ -1,0 +1,401 @@
+//! `kerf doctor` on an emulated node: nothing is found on a healthy one, and
+//! everything it can find is staged.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use kerf_dra_driver::journal::Entry;
+use kerf_emulator::install::{DriverSources, Plan, install};
+use kerf_emulator::model::built_in;
+use kerf_emulator::state::{Action, Fault, When};
+use serde_json::{Value, json};
+
+const VERSION: &str = "580.95.05";
+const UID: &str = "5b4ba64e-3b1b-4a2c-9d3e-0123456789ab";
+
+/// A healthy node: an emulated machine, a kubelet's folders, a status socket.
+struct Node {
+    root: tempfile::TempDir,
+    sockets: Vec<UnixListener>,
+}
+
+impl Node {
+    fn new(gpus: &[&str]) -> Self {
+        let program = std::env::current_exe().unwrap();
+        let sources = DriverSources { library: program.with_file_name("libkerf_emulator.so"), smi: program };
+        let plan = Plan {
+            gpus: gpus.iter().map(|gpu| gpu.parse().unwrap()).collect(),
+            numa_nodes: 1,
+            seed: "kerf-doctor".to_owned(),
+            driver_version: VERSION.to_owned(),
+            cuda_version: 13_000,
+            models: built_in().unwrap(),
+        };
+        let mut node = Self { root: tempfile::tempdir().unwrap(), sockets: Vec::new() };
+        install(node.root.path(), &plan, &sources).unwrap();
+        node.put(&format!("{}/libcuda.so.{VERSION}", Node::libraries()), "x");
+        node.put("etc/containerd/config.toml", "version = 3\n");
+        fs::create_dir_all(node.path("cdi")).unwrap();
+        node.bind("kubelet/plugins_registry/gpu.nvidia.com@reg.sock");
+        node.serve_status(&[]);
+        node
+    }
+
+    fn libraries() -> String {
+        format!("driver/usr/lib/{}-linux-gnu", std::env::consts::ARCH)
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.root.path().join(path)
+    }
+
+    fn put(&self, path: &str, text: impl AsRef<[u8]>) {
+        let path = self.path(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    fn remove(&self, path: &str) {
+        let path = self.path(path);
+        if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }.unwrap();
+    }
+
+    fn bind(&mut self, path: &str) {
+        let path = self.path(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        self.sockets.push(UnixListener::bind(path).unwrap());
+    }
+
+    /// What `kerf node` would answer.
+    fn serve_status(&self, missing: &[&str]) {
+        let status = json!({
+            "node": "node-1", "driver": "gpu.nvidia.com", "version": "0.1.0", "nvidiaDriver": VERSION,
+            "missing": missing, "publication": {"pool": "node-1/gpu", "generation": 1, "slices": 2}, "gpus": [],
+        })
+        .to_string();
+        let path = self.path("kubelet/plugins/gpu.nvidia.com/status.sock");
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let _ = fs::remove_file(&path);
+        let listener = UnixListener::bind(path).unwrap();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                stream.unwrap().write_all(status.as_bytes()).unwrap();
+            }
+        });
+    }
+
+    fn control(&self) -> kerf_emulator::machine::Machine {
+        kerf_emulator::machine::Machine::host(self.root.path()).unwrap()
+    }
+
+    /// Lets every call of a function of NVML answer a code.
+    fn fail(&self, call: &str, code: u32) {
+        let fault = Fault {
+            id: 1,
+            call: call.to_owned(),
+            when: When::Before,
+            action: Action::Return(code),
+            times: None,
+            process: None,
+        };
+        let _ = self.control().change(|state| {
+            state.faults.push(fault.clone());
+            Ok(())
+        });
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kerf"));
+        command.env_clear().arg("doctor");
+        for (flag, path) in [
+            ("--kubelet-root", "kubelet"),
+            ("--cdi-root", "cdi"),
+            ("--driver-root", "driver"),
+            ("--dev-root", "dev"),
+            ("--proc-root", "proc"),
+            ("--sys-root", "sys"),
+            ("--etc-root", "etc"),
+        ] {
+            command.arg(flag).arg(self.path(path));
+        }
+        command
+    }
+
+    /// The ids of what is found, and their details. The exit code is checked.
+    fn found(&self) -> Vec<(String, String)> {
+        let output = self.command().arg("--json").output().unwrap();
+        let report: Value = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
+        let findings = report["findings"].as_array().unwrap();
+        let errors = findings.iter().any(|finding| finding["severity"] == "error");
+        assert_eq!(output.status.code(), Some(i32::from(errors)), "{report}");
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        findings.iter().map(|finding| (text(&finding["id"]), text(&finding["detail"]))).collect()
+    }
+
+    /// Asserts that exactly these are found, and that a detail says something.
+    #[track_caller]
+    fn finds(&self, id: &str, says: &str) {
+        let found = self.found();
+        assert!(!found.is_empty() && found.iter().all(|(found, _)| found == id), "{id} wanted: {found:?}");
+        assert!(found.iter().any(|(_, detail)| detail.contains(says)), "`{says}` is not in {found:?}");
+    }
+}
+
+/// Every path below a folder with what tells whether it was changed.
+fn tree(folder: &Path) -> Vec<(PathBuf, std::time::SystemTime, u64)> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir(folder).unwrap().flatten() {
+        let metadata = entry.path().symlink_metadata().unwrap();
+        all.push((entry.path(), metadata.modified().unwrap(), metadata.len()));
+        if metadata.is_dir() {
+            all.extend(tree(&entry.path()));
+        }
+    }
+    all.sort();
+    all
+}
+
+#[test]
+fn nothing_is_found_on_a_healthy_node_and_nothing_is_changed() {
+    // Without a right to make device nodes the emulator makes files.
+    for gpus in [&["h100-80:mig=on", "h100-80"][..], &["l4"]] {
+        let node = Node::new(gpus);
+        if !may_make_nodes(&node) {
+            return;
+        }
+        let before =
+            ["kubelet", "cdi", "dev", "driver", "proc", "sys", "etc"].map(|part| tree(&node.path(part)));
+        assert_eq!(node.found(), []);
+        let after =
+            ["kubelet", "cdi", "dev", "driver", "proc", "sys", "etc"].map(|part| tree(&node.path(part)));
+        assert_eq!(before, after);
+        let output = node.command().output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success() && text.ends_with("nothing was found to be wrong\n"), "{text}");
+    }
+}
+
+fn may_make_nodes(node: &Node) -> bool {
+    let is_node = !node.path("dev/nvidiactl").is_file();
+    if !is_node {
+        eprintln!("skipped: this user may not make device nodes (CAP_MKNOD)");
+    }
+    is_node
+}
+
+/// Runs a test on a healthy node, where device nodes can be made.
+fn on_node(test: impl FnOnce(&mut Node)) {
+    let mut node = Node::new(&["h100-80"]);
+    if may_make_nodes(&node) {
+        test(&mut node);
+    }
+}
+
+#[test]
+fn a_driver_that_does_not_answer_is_told_by_its_reason() {
+    let library = format!("{}/libnvidia-ml.so.1", Node::libraries());
+    on_node(|node| {
+        node.remove(&library);
+        node.finds("driver-library-missing", "no libnvidia-ml.so.1 under");
+    });
+    on_node(|node| {
+        node.remove(&library);
+        node.put(&library, "no library");
+        node.finds("driver-library-unusable", "libnvidia-ml.so.1");
+    });
+    for (code, id) in [
+        (4, "driver-no-permission"),
+        (9, "kernel-module-not-loaded"),
+        (18, "driver-version-mismatch"),
+        (999, "driver-library-unusable"),
+    ] {
+        on_node(|node| {
+            node.fail("nvmlInit", code);
+            node.finds(id, "nvmlInit_v2 answered");
+        });
+    }
+}
+
+#[test]
+fn gpus_that_do_not_serve_are_named() {
+    on_node(|node| {
+        node.fail("nvmlDeviceGetUUID", 15);
+        node.finds("gpu-unreadable", "0000:17:00.0 could not be read");
+    });
+    on_node(|node| {
+        let _ = node.control().change(|state| {
+            state.gpus.clear();
+            Ok(())
+        });
+        node.finds("no-gpus", "counts 0 GPUs");
+    });
+}
+
+#[test]
+fn a_mode_that_waits_is_told_with_whoever_is_in_its_way() {
+    let node = Node::new(&["a100-40"]);
+    if !may_make_nodes(&node) {
+        return;
+    }
+    node.control().set_mig_mode(0, true).unwrap();
+    node.finds("mig-mode-pending", "MIG is Disabled, and Enabled after a reset");
+    let uuid = node.control().state().unwrap().gpus[0].uuid.clone();
+    let _held = node.control().clients().hold(&uuid, kerf_emulator::clients::Use::Compute).unwrap();
+    let found = node.found();
+    let ids: Vec<&str> = found.iter().map(|(id, _)| id.as_str()).collect();
+    assert_eq!(ids, ["mig-mode-pending", "mode-change-blocked"]);
+    assert!(found[1].1.contains(&format!("({})", std::process::id())), "{found:?}");
+}
+
+#[test]
+fn driver_files_that_do_not_fit_together_are_told() {
+    on_node(|node| {
+        node.remove(&format!("{}/libcuda.so.{VERSION}", Node::libraries()));
+        node.finds("driver-files-incomplete", "libcuda.so.580.95.05 is not under the driver root");
+    });
+}
+
+#[test]
+fn device_nodes_that_cannot_be_had_are_told() {
+    on_node(|node| {
+        node.put("proc/devices", "Character devices:\n195 nvidia-frontend\n511 nvidia-caps\n");
+        node.remove("dev/nvidia-uvm");
+        node.finds("device-node-unknown", "nvidia-uvm is not in /proc/devices");
+        node.put("proc/devices", "Character devices:\n195 nvidia-frontend\n510 nvidia-uvm\n");
+        node.finds("device-node-unknown", "nvidia-caps is not in /proc/devices");
+        // kerf makes it at the next prepare.
+        node.put(
+            "proc/devices",
+            "Character devices:\n195 nvidia-frontend\n510 nvidia-uvm\n511 nvidia-caps\n",
+        );
+        assert_eq!(node.found(), []);
+        node.put(
+            "proc/devices",
+            "Character devices:\n196 nvidia-frontend\n510 nvidia-uvm\n511 nvidia-caps\n",
+        );
+        node.finds("device-node-outdated", "nvidia0 is 195:0 instead of 196:0");
+    });
+    on_node(|node| {
+        node.remove("dev/nvidia0");
+        fs::create_dir(node.path("dev/nvidia0")).unwrap();
+        node.finds("device-node-unusable", "not a character device");
+    });
+}
+
+#[test]
+fn folders_of_the_kubelet_that_cannot_be_used_are_told() {
+    on_node(|node| {
+        node.remove("proc/sys/kernel/random/boot_id");
+        node.finds("boot-id-unreadable", "boot_id");
+    });
+    on_node(|node| {
+        node.remove("kubelet");
+        node.finds("kubelet-root-missing", "kubelet");
+    });
+    on_node(|node| {
+        node.remove("kubelet/plugins");
+        node.finds("kerf-node-not-running", "status.sock");
+        node.remove("kubelet/plugins_registry");
+        node.put("kubelet/plugins_registry", "");
+        let ids: Vec<String> = node.found().into_iter().map(|(id, _)| id).collect();
+        assert_eq!(ids, ["registry-folder-unusable", "kerf-node-not-running"]);
+    });
+    on_node(|node| {
+        node.remove("kubelet/plugins");
+        node.put("kubelet/plugins", "");
+        let ids: Vec<String> = node.found().into_iter().map(|(id, _)| id).collect();
+        assert_eq!(ids, ["plugin-folder-unusable", "kerf-node-not-running"]);
+    });
+}
+
+#[test]
+fn a_node_that_is_not_registered_or_not_ready_is_told() {
+    on_node(|node| {
+        node.serve_status(&["the kubelet has not registered the plugin"]);
+        node.finds("kerf-node-not-ready", "the kubelet has not registered the plugin");
+    });
+    on_node(|node| {
+        node.remove("kubelet/plugins_registry/gpu.nvidia.com@reg.sock");
+        node.finds("registration-socket-missing", "gpu.nvidia.com@reg.sock");
+    });
+}
+
+#[test]
+fn whoever_else_hands_out_gpus_is_told() {
+    on_node(|node| {
+        node.put("kubelet/plugins_registry/gpu.nvidia.com-reg.sock", "a file that a dead process left");
+        assert_eq!(node.found(), []);
+    });
+    for (socket, id) in [
+        ("plugins_registry/gpu.nvidia.com-5b4ba64e-reg.sock", "driver-name-taken"),
+        ("plugins_registry/compute-domain.nvidia.com-reg.sock", "compute-domain-beside"),
+        ("device-plugins/nvidia-gpu.sock", "device-plugin-beside"),
+    ] {
+        on_node(|node| {
+            node.bind(&format!("kubelet/{socket}"));
+            node.finds(id, socket);
+        });
+    }
+    on_node(|node| {
+        let output = node.command().args(["--json", "--driver-name", "gpu.example.com"]).output().unwrap();
+        let report = String::from_utf8(output.stdout).unwrap();
+        let found: Value = serde_json::from_str(&report).unwrap();
+        let ids: Vec<&Value> =
+            found["findings"].as_array().unwrap().iter().map(|finding| &finding["id"]).collect();
+        assert!(ids.contains(&&json!("other-driver-beside")), "{report}");
+    });
+}
+
+#[test]
+fn a_journal_that_is_not_as_it_should_be_is_told() {
+    let file = format!("kubelet/plugins/gpu.nvidia.com/state/claims/{UID}_0000-17-00-0.json");
+    let entry = |boot: &str| -> Entry {
+        serde_json::from_value(json!({
+            "version": 1, "uid": UID, "claim": {"namespace": "team", "name": "train"}, "bootId": boot,
+            "allocation": [], "devices": [], "steps": [], "phase": "completed",
+        }))
+        .unwrap()
+    };
+    on_node(|node| {
+        let boot = fs::read_to_string(node.path("proc/sys/kernel/random/boot_id")).unwrap();
+        node.put(&file, entry(boot.trim()).encode());
+        assert_eq!(node.found(), []);
+        node.put(&file, entry("another").encode());
+        node.finds("journal-of-another-boot", "claim team/train");
+        node.put(&file, "{}");
+        node.finds("journal-entry-unreadable", "not a journal entry");
+        node.remove(&file);
+        node.put(&file.replace("claims", "quarantine"), "{}");
+        node.finds("journal-quarantine", UID);
+    });
+}
+
+#[test]
+fn a_container_runtime_that_would_not_give_devices_is_told() {
+    on_node(|node| {
+        node.remove("cdi");
+        node.put("cdi", "");
+        node.finds("cdi-folder-unusable", "not a folder");
+    });
+    for folder in ["cdi", "etc/cdi"] {
+        on_node(|node| {
+            let spec = json!({"kind": "nvidia.com/gpu", "devices": [{"name": "0"}, {"name": "all"}]});
+            node.put(&format!("{folder}/nvidia.json"), spec.to_string());
+            node.finds("cdi-spec-all-gpus", "nvidia.com/gpu=all");
+        });
+    }
+    on_node(|node| {
+        node.put("etc/containerd/config.toml", "version = 2\n[plugins.cri]\nenable_cdi = false\n");
+        node.finds("containerd-cdi-off", "config.toml");
+        node.put("etc/containerd/config.toml", "version = 2\n");
+        node.finds("containerd-cdi-unset", "config.toml");
+        node.remove("etc/containerd/config.toml");
+        assert_eq!(node.found(), []);
+        let text = String::from_utf8(node.command().output().unwrap().stdout).unwrap();
+        assert!(text.contains("skipped: whether containerd reads CDI specs"), "{text}");
+    });
+}
