@@ -61,6 +61,14 @@ impl NvmlHardware {
         self.with(|session| session.driver_version()).err()
     }
 
+    /// Runs an operation on the session.
+    pub(crate) fn with_session<T>(
+        &self,
+        run: impl FnOnce(&Session) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        self.with(|session| run(session))
+    }
+
     fn current(&self) -> Option<Arc<Session>> {
         self.session.read().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -9,6 +9,7 @@
 
 #![deny(unsafe_code)]
 
+mod answers;
 mod describe;
 mod device_nodes;
 mod driver_files;
@@ -24,6 +25,8 @@ mod roots;
 mod sysfs;
 mod watch;
 
+pub use answers::{Answers, Board, ComputeProfile, ProfileAnswers};
 pub use examine::{DriverTrouble, NodeTrouble};
 pub use hardware::NvmlHardware;
+pub use nvml::GpuProfile;
 pub use roots::Roots;

@@ -117,6 +117,9 @@ pub(crate) struct DoctorArguments {
     /// Print the findings as JSON.
     #[arg(long)]
     pub(crate) json: bool,
+    /// Look for nothing; print what the GPUs answer, as models of the emulator.
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) dump_nvml: bool,
 }
 
 /// Flags of `kerf status`.

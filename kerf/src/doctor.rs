@@ -3,6 +3,7 @@
 //! It looks and changes nothing. What it can find stands in one table
 //! ([`finding`]); the other modules look, each at one side of the node.
 
+mod dump;
 mod finding;
 mod gpus;
 mod kubelet;
@@ -22,6 +23,16 @@ use crate::status;
 
 /// Prints what is found. The code is 1 where an error was found.
 pub(crate) fn run(arguments: &DoctorArguments) -> ExitCode {
+    if arguments.dump_nvml {
+        return match dump::dump(arguments.roots.hardware()) {
+            Ok(text) if std::io::stdout().lock().write_all(text.as_bytes()).is_ok() => ExitCode::SUCCESS,
+            Ok(_) => ExitCode::FAILURE,
+            Err(error) => {
+                eprintln!("kerf: {error:#}");
+                ExitCode::FAILURE
+            }
+        };
+    }
     let report = examine(arguments);
     let text = if arguments.json { report.json() } else { report.text() };
     let written = std::io::stdout().lock().write_all(text.as_bytes());

@@ -215,8 +215,19 @@ type ProcessList =
 
 /// The address behind a handle.
 pub(super) fn pci_of(session: &Session, device: sys::nvmlDevice_t) -> Result<PciAddress, Failure> {
-    const CALL: &str = "nvmlDeviceGetPciInfo_v3";
-    let call = symbol(&session.lib().nvmlDeviceGetPciInfo_v3, CALL)?;
+    let info = pci_info_of(session, device)?;
+    let text = text_of(&info.busId);
+    text.parse().map_err(|_| Failure::Absurd { call: PCI_CALL, answer: format!("the address `{text}`") })
+}
+
+const PCI_CALL: &str = "nvmlDeviceGetPciInfo_v3";
+
+/// The PCI numbers behind a handle.
+pub(super) fn pci_info_of(
+    session: &Session,
+    device: sys::nvmlDevice_t,
+) -> Result<sys::nvmlPciInfo_t, Failure> {
+    let call = symbol(&session.lib().nvmlDeviceGetPciInfo_v3, PCI_CALL)?;
     let mut info = sys::nvmlPciInfo_t {
         busIdLegacy: [0; 16],
         domain: 0,
@@ -227,9 +238,8 @@ pub(super) fn pci_of(session: &Session, device: sys::nvmlDevice_t) -> Result<Pci
         busId: [0; 32],
     };
     // SAFETY: `info` is writable; the handle is of this library.
-    check(CALL, unsafe { call(device, &raw mut info) })?;
-    let text = text_of(&info.busId);
-    text.parse().map_err(|_| Failure::Absurd { call: CALL, answer: format!("the address `{text}`") })
+    check(PCI_CALL, unsafe { call(device, &raw mut info) })?;
+    Ok(info)
 }
 
 /// The UUID behind a handle, of a GPU or of a MIG device.

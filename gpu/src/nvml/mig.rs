@@ -34,9 +34,13 @@ const GONE: &[u32] =
 
 /// A kind of compute instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ComputeProfile {
-    id: u32,
-    compute_slices: u32,
+pub struct ComputeProfile {
+    /// The id that create calls take.
+    pub id: u32,
+    /// The enum it was asked for with.
+    pub probe: u32,
+    /// Compute slices.
+    pub compute_slices: u32,
 }
 
 /// A raw handle of a GPU instance; never null.
@@ -322,6 +326,14 @@ impl Gpu<'_> {
         })
     }
 
+    /// The compute instance profiles of a GPU instance that exists.
+    pub(crate) fn compute_profiles_of(
+        &self,
+        instance: GpuInstanceId,
+    ) -> Result<Vec<ComputeProfile>, Failure> {
+        self.probe_compute_profiles(self.gpu_instance_by_id(instance)?)
+    }
+
     /// The compute instance profiles of a GPU instance. Where two have equally
     /// many slices (the second revision of one, the NVLink variant), the first
     /// is the plain one.
@@ -340,7 +352,7 @@ impl Gpu<'_> {
                 Err(failure) if failure.is_not_supported() || failure.is(GONE) => continue,
                 Err(failure) => return Err(failure),
             }
-            let kind = ComputeProfile { id: info.id, compute_slices: info.sliceCount };
+            let kind = ComputeProfile { id: info.id, probe, compute_slices: info.sliceCount };
             if kinds.iter().all(|known| known.id != kind.id) {
                 kinds.push(kind);
             }

@@ -10,6 +10,7 @@
 //! number. No handle is kept between calls; a GPU is opened by its PCI address
 //! each time.
 
+mod board;
 mod events;
 mod failure;
 mod gpu;
@@ -18,8 +19,11 @@ mod mig_device;
 mod profile;
 mod session;
 
+pub use board::Board;
 pub(crate) use events::{Event, EventSet};
 pub(crate) use failure::Failure;
 pub(crate) use gpu::Gpu;
-pub(crate) use profile::{GpuProfile, GpuProfiles};
+pub use mig::ComputeProfile;
+pub use profile::GpuProfile;
+pub(crate) use profile::GpuProfiles;
 pub(crate) use session::Session;

@@ -37,30 +37,41 @@ impl GpuProfiles {
 
 /// One kind of GPU instance, as NVML describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct GpuProfile {
+pub struct GpuProfile {
+    /// What identifies it on this model.
     pub id: ProfileId,
     /// Absent where the driver is too old to name profiles; see
     /// [`GpuProfile::computed_name`].
     pub name: Option<ProfileName>,
+    /// The memory of an instance.
     pub memory: Bytes,
+    /// Compute slices.
     pub compute_slices: u32,
+    /// Streaming multiprocessors.
     pub multiprocessors: u32,
+    /// Copy engines.
     pub copy_engines: u32,
+    /// NVDEC engines.
     pub decoders: u32,
+    /// NVENC engines.
     pub encoders: u32,
+    /// NVJPG engines.
     pub jpeg_engines: u32,
+    /// Optical flow engines.
     pub ofa_engines: u32,
+    /// How many the GPU can hold at once.
     pub max_instances: u32,
+    /// Where it can be created, ordered by start.
     pub placements: Vec<Placement>,
     /// The enum it was asked for with.
-    probe: u32,
+    pub probe: u32,
 }
 
 impl GpuProfile {
     /// The name a driver without profile names would print: compute slices,
     /// the share of the board's memory in whole GB, and what sets the profile
     /// apart from its siblings.
-    pub(crate) fn computed_name(&self, board: Bytes, memory_slices: u32) -> Option<ProfileName> {
+    pub fn computed_name(&self, board: Bytes, memory_slices: u32) -> Option<ProfileName> {
         let size = u64::from(self.placements.first()?.size);
         let slices = u64::from(memory_slices.max(1));
         let gibibytes = board.0.div_ceil(1 << 30);

@@ -206,6 +206,8 @@ mod tests {
              Exit code 0: no error was found. 1: at least one finding of severity error. What could not be looked at is\n\
              listed as skipped, with the reason. `--json` prints `{\"findings\": [{id, severity, what, detail, why, remedy}],\n\
              \"skipped\": [text]}`.\n\n\
+             `--dump-nvml` looks for nothing and prints what the GPUs answer, in the format of the emulator's `models.json`.\n\
+             Compute instance profiles and instance ids are those of the GPU instances that exist; `derived` names the rest.\n\n\
              containerd's configuration is read line by line: `enable_cdi` counts wherever it stands, files that are\n\
              imported are not followed.\n\n\
              This page is made from the table in `kerf/src/doctor/finding.rs`; a test compares them, and writes the page\n\

@@ -399,3 +399,42 @@ fn a_container_runtime_that_would_not_give_devices_is_told() {
         assert!(text.contains("skipped: whether containerd reads CDI specs"), "{text}");
     });
 }
+
+#[test]
+fn what_a_gpu_answers_is_its_model() {
+    let node = Node::new(&["a100-40", "h100-80:mig=on", "l4"]);
+    node.control().create_gpu_instance(1, 9, None).unwrap();
+    let output = node.command().arg("--dump-nvml").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let dumped: kerf_emulator::model::Models = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(dumped.len(), 3);
+    for (key, name) in
+        [("a100-40", "nvidia-a100-sxm4-40gb"), ("h100-80", "nvidia-h100-80gb-hbm3"), ("l4", "nvidia-l4")]
+    {
+        let known = serde_json::to_value(&built_in().unwrap()[key]).unwrap();
+        let found = serde_json::to_value(&dumped[name]).unwrap();
+        assert_eq!(numbers(found), numbers(known), "{key}");
+    }
+    let h100 = dumped["nvidia-h100-80gb-hbm3"].mig.as_ref().unwrap();
+    assert_eq!(h100.profile(9).unwrap().compute, [0, 1, 2]);
+    assert_eq!(
+        h100.compute_profiles.iter().map(|kind| (kind.profile, kind.slices)).collect::<Vec<_>>(),
+        [(0, 1), (1, 2), (2, 3)]
+    );
+    assert!(dumped["nvidia-h100-80gb-hbm3"].derived.iter().any(|text| text.contains("not asked")));
+}
+
+/// A model without its origin, and without what NVML tells of instances only.
+fn numbers(mut model: Value) -> Value {
+    let model_map = model.as_object_mut().unwrap();
+    model_map.retain(|key, _| key != "sources" && key != "derived");
+    if let Some(mig) = model_map["mig"].as_object_mut() {
+        mig.remove("compute_profiles");
+        let profiles = mig["profiles"].as_array_mut().unwrap();
+        profiles.sort_by_key(|profile| profile["id"].as_u64());
+        for profile in profiles {
+            profile.as_object_mut().unwrap().retain(|key, _| key != "compute" && key != "instance_ids");
+        }
+    }
+    model
+}
