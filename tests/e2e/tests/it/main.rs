@@ -35,6 +35,12 @@ const CASES: &[Case] = &[
         run: publishing::every_gpu_is_published,
     },
     Case {
+        name: "kerf status and kerf doctor in kerf's pod need no flag, and find only what the emulated driver lacks",
+        needs: Needs::Driver,
+        seconds: 5,
+        run: publishing::the_node_tells_of_itself,
+    },
+    Case {
         name: "a pod from a template gets a whole GPU, and another pod another",
         needs: Needs::Driver,
         seconds: 5,

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::resource::v1::ResourceSlice;
-use kerf_e2e::{GPUS, LIMIT, Scene, wait_until};
+use kerf_e2e::{GPUS, LIMIT, NAMESPACE, Scene, wait_until};
+use serde_json::Value;
 
 pub(crate) fn every_gpu_is_published(scene: &Scene<'_>) -> Result<()> {
     wait_until("each GPU has devices in a slice", LIMIT, || {
@@ -18,4 +19,30 @@ pub(crate) fn every_gpu_is_published(scene: &Scene<'_>) -> Result<()> {
             .collect();
         Ok((gpus.len() == GPUS.len()).then_some(()))
     })
+}
+
+/// In kerf's own pod, without a flag, as an operator asks.
+pub(crate) fn the_node_tells_of_itself(scene: &Scene<'_>) -> Result<()> {
+    // Doctor's exit code is 1 where it found an error.
+    let ask = |words: &[&str]| -> Result<String> {
+        let mut command = scene.cluster.kubectl();
+        command.args(["--namespace", NAMESPACE, "exec", "daemonset/kerf-node", "--", "kerf"]);
+        let output = command.args(words).output()?;
+        let said = || format!("kerf {}: {}", words.join(" "), String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout.clone()).ok().filter(|text| !text.is_empty()).with_context(said)
+    };
+    let picture = ask(&["status"])?;
+    for product in ["H100", "A100", "A30"] {
+        ensure!(picture.contains(product), "no {product} in the picture:\n{picture}");
+    }
+    let report: Value = serde_json::from_str(&ask(&["doctor", "--json"])?)?;
+    let findings = report["findings"].as_array().context("a report has findings")?;
+    // The emulated driver has no CUDA, and that is all that is wrong with it.
+    let is_known =
+        |finding: &Value| finding["detail"].as_str().is_some_and(|text| text.contains("libcuda.so"));
+    let others: Vec<_> = findings.iter().filter(|finding| !is_known(finding)).collect();
+    ensure!(findings.len() == 1 && others.is_empty(), "a healthy node has findings: {report:#}");
+    let models: Value = serde_json::from_str(&ask(&["doctor", "--dump-nvml"])?)?;
+    ensure!(models.to_string().contains("1g.10gb"), "no MIG profile among what NVML answers: {models}");
+    Ok(())
 }
