@@ -7,8 +7,7 @@
 //! ([`contention`]); only [`Publisher`] and [`claims`] send requests.
 //!
 //! This crate never decides *what* is published: layouts and taints are the
-//! business of `kerf-dra-driver`. Events are written with
-//! [`kube::runtime::events::Recorder`], which needs nothing of ours.
+//! business of `kerf-dra-driver`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::expect_used, reason = "tests stop where something is wrong"))]
