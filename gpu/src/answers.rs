@@ -2,8 +2,9 @@
 
 use kerf_dra_driver::hardware::HardwareError;
 use kerf_dra_driver::inventory::{Bytes, GpuInstanceId};
-use kerf_dra_driver::names::PciAddress;
+use kerf_dra_driver::names::{PciAddress, ProfileName};
 
+use crate::describe;
 use crate::hardware::NvmlHardware;
 pub use crate::nvml::{Board, ComputeProfile};
 use crate::nvml::{Failure, GpuProfile, Session};
@@ -19,6 +20,8 @@ pub struct Answers {
     pub memory: Bytes,
     /// Plain numbers.
     pub board: Board,
+    /// The memory slices that placements count; 0 without MIG.
+    pub memory_slices: u32,
     /// The GPU instance profiles, with what depends on the instances that exist.
     pub profiles: Vec<ProfileAnswers>,
 }
@@ -28,6 +31,8 @@ pub struct Answers {
 pub struct ProfileAnswers {
     /// What NVML says of it.
     pub profile: GpuProfile,
+    /// What it is called, also by a driver that does not say.
+    pub name: Option<ProfileName>,
     /// The compute instance profiles; none where no instance of it exists, for
     /// NVML tells them of an instance only.
     pub compute: Vec<ComputeProfile>,
@@ -39,7 +44,7 @@ impl NvmlHardware {
     /// The answers of every GPU that NVML counts, in its order. Nothing is made
     /// or changed.
     pub fn answers(&self) -> Result<Vec<Answers>, HardwareError> {
-        self.with_session(|session| (0..session.gpu_count()?).map(|index| ask(session, index)).collect())
+        self.with(|session| (0..session.gpu_count()?).map(|index| ask(session, index)).collect())
             .map_err(|failure| failure.during("read what the GPUs answer"))
     }
 }
@@ -47,30 +52,31 @@ impl NvmlHardware {
 fn ask(session: &Session, index: u32) -> Result<Answers, Failure> {
     let gpu = session.gpu_by_index(index)?;
     let pci: PciAddress = gpu.pci()?;
-    let known = match gpu.mig_mode() {
-        Ok(_) => gpu.mig_profiles()?,
-        Err(failure) if failure.is_not_supported() => crate::nvml::GpuProfiles::default(),
+    let memory = gpu.memory()?;
+    let (known, instances) = match gpu.mig_mode() {
+        Ok((current, _)) => {
+            let known = session.read_profiles(pci, &gpu)?;
+            let instances = describe::instances(current, pci, &gpu, &known)?;
+            (known, instances)
+        }
+        Err(failure) if failure.is_not_supported() => Default::default(),
         Err(failure) => return Err(failure),
     };
-    // With MIG off there are none, and NVML refuses to be asked.
-    let instances = match gpu.mig_mode() {
-        Ok((current, _)) => {
-            crate::describe::instances(current, pci, &gpu, &std::sync::Arc::new(known.clone()))?
-        }
-        Err(_) => Vec::new(),
-    };
+    let memory_slices = known.memory_slices();
     let mut profiles = Vec::new();
-    for profile in known.profiles {
+    for profile in known.profiles.iter().cloned() {
         let of = instances.iter().filter(|instance| instance.profile == profile.id);
         let instances: Vec<GpuInstanceId> = of.map(|instance| instance.id).collect();
         let compute = instances.first().map(|id| gpu.compute_profiles_of(*id)).transpose()?;
-        profiles.push(ProfileAnswers { profile, compute: compute.unwrap_or_default(), instances });
+        let name = profile.name_on(memory, memory_slices);
+        profiles.push(ProfileAnswers { profile, name, compute: compute.unwrap_or_default(), instances });
     }
     Ok(Answers {
         name: gpu.name()?,
         compute_capability: gpu.compute_capability()?,
-        memory: gpu.memory()?,
+        memory,
         board: gpu.board()?,
+        memory_slices,
         profiles,
     })
 }

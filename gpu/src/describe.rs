@@ -176,16 +176,10 @@ pub(crate) fn instances(
 /// The profiles under their names. Devices are named after profiles, so of two
 /// with one name the first is kept.
 fn published(pci: PciAddress, profiles: &GpuProfiles, board: Bytes) -> Vec<Profile> {
-    let memory_slices = profiles
-        .profiles
-        .iter()
-        .flat_map(|profile| &profile.placements)
-        .map(|placement| placement.start.saturating_add(placement.size))
-        .max()
-        .unwrap_or(0);
+    let memory_slices = profiles.memory_slices();
     let mut named: Vec<Profile> = Vec::with_capacity(profiles.profiles.len());
     for profile in &profiles.profiles {
-        let name = profile.name.clone().or_else(|| profile.computed_name(board, memory_slices));
+        let name = profile.name_on(board, memory_slices);
         let Some(name) = name.filter(|name| named.iter().all(|known| known.name != *name)) else {
             tracing::warn!(gpu = %pci, profile = profile.id.0, "a MIG profile has no name of its own and is left out");
             continue;

@@ -16,7 +16,7 @@ use kerf_dra_driver::inventory::{ComputeInstanceId, GpuInstanceId};
 use rustix::fs::{FileType, Mode, major, makedev, minor, mknodat};
 
 use crate::examine::NodeTrouble;
-use crate::procfs;
+use crate::procfs::{self, CharacterDevices};
 use crate::roots::Roots;
 
 /// The major of `nvidia<N>` and `nvidiactl`, which the driver registers
@@ -51,17 +51,13 @@ pub(crate) fn device_nodes(
     gpu_minor: u32,
     partition: Option<(GpuInstanceId, ComputeInstanceId)>,
 ) -> Result<Vec<DeviceNode>, NodeError> {
-    let devices = procfs::CharacterDevices::read(&roots.proc);
-    let (frontend, uvm) = (devices.major(FRONTEND), devices.major(UVM));
-    let number = |major: Option<u32>, minor: u32| major.map(|major| (major, minor));
-
-    let mut nodes = vec![
-        required(roots, &format!("nvidia{gpu_minor}"), number(frontend, gpu_minor), 0o666, "nvidia")?,
-        required(roots, "nvidiactl", number(frontend, CONTROL_MINOR), 0o666, "nvidia")?,
-        required(roots, "nvidia-uvm", number(uvm, 0), 0o666, "nvidia-uvm")?,
-    ];
-    nodes.extend(optional(roots, "nvidia-uvm-tools", number(uvm, 1))?);
-    nodes.extend(optional(roots, "nvidia-modeset", number(frontend, MODESET_MINOR))?);
+    let devices = CharacterDevices::read(&roots.proc);
+    let mut nodes = wanted(&devices, &[gpu_minor])
+        .into_iter()
+        .map(|Wanted { name, number, module }| required(roots, &name, number, 0o666, module))
+        .collect::<Result<Vec<_>, _>>()?;
+    nodes.extend(optional(roots, "nvidia-uvm-tools", number(devices.major(UVM), 1))?);
+    nodes.extend(optional(roots, "nvidia-modeset", number(devices.major(FRONTEND), MODESET_MINOR))?);
 
     if let Some((instance, compute_instance)) = partition {
         let major = devices.major(CAPABILITIES);
@@ -79,18 +75,13 @@ pub(crate) fn device_nodes(
 /// What would keep containers from getting nodes. Nothing is made, unlike by
 /// [`device_nodes`].
 pub(crate) fn troubles(roots: &Roots, gpu_minors: &[u32], partitions: bool) -> Vec<NodeTrouble> {
-    let devices = procfs::CharacterDevices::read(&roots.proc);
-    let (frontend, uvm, caps) = (devices.major(FRONTEND), devices.major(UVM), devices.major(CAPABILITIES));
-    let mut wanted: Vec<(String, Option<u32>, u32, &'static str)> =
-        gpu_minors.iter().map(|minor| (format!("nvidia{minor}"), frontend, *minor, "nvidia")).collect();
-    wanted.push(("nvidiactl".to_owned(), frontend, CONTROL_MINOR, "nvidia"));
-    wanted.push(("nvidia-uvm".to_owned(), uvm, 0, "nvidia-uvm"));
-    let mut troubles: Vec<NodeTrouble> = wanted
+    let devices = CharacterDevices::read(&roots.proc);
+    let mut troubles: Vec<NodeTrouble> = wanted(&devices, gpu_minors)
         .into_iter()
-        .filter_map(|(name, major, minor, module)| {
+        .filter_map(|Wanted { name, number, module }| {
             let path = roots.dev.join(name);
             let text = path.display().to_string();
-            match (number_of(&path), major.map(|major| (major, minor))) {
+            match (number_of(&path), number) {
                 (Err(error), _) => Some(NodeTrouble::Unusable(error.to_string())),
                 (Ok(None), None) => Some(NodeTrouble::Unknown { path: text, module }),
                 (Ok(Some(found)), Some(expected)) if found != expected => {
@@ -100,11 +91,33 @@ pub(crate) fn troubles(roots: &Roots, gpu_minors: &[u32], partitions: bool) -> V
             }
         })
         .collect();
-    if partitions && caps.is_none() {
+    if partitions && devices.major(CAPABILITIES).is_none() {
         let path = roots.dev.join("nvidia-caps").display().to_string();
         troubles.push(NodeTrouble::Unknown { path, module: "nvidia-caps" });
     }
     troubles
+}
+
+/// A node that no container can do without.
+struct Wanted {
+    name: String,
+    /// Its number, where the kernel lists its driver.
+    number: Option<(u32, u32)>,
+    /// The kernel module that makes the kernel list it.
+    module: &'static str,
+}
+
+/// The nodes that containers with these GPUs need, whatever they get of them.
+fn wanted(devices: &CharacterDevices, gpu_minors: &[u32]) -> Vec<Wanted> {
+    let (frontend, uvm) = (devices.major(FRONTEND), devices.major(UVM));
+    let gpus = gpu_minors.iter().map(|minor| (format!("nvidia{minor}"), number(frontend, *minor), "nvidia"));
+    let control = ("nvidiactl".to_owned(), number(frontend, CONTROL_MINOR), "nvidia");
+    let memory = ("nvidia-uvm".to_owned(), number(uvm, 0), "nvidia-uvm");
+    gpus.chain([control, memory]).map(|(name, number, module)| Wanted { name, number, module }).collect()
+}
+
+fn number(major: Option<u32>, minor: u32) -> Option<(u32, u32)> {
+    major.map(|major| (major, minor))
 }
 
 /// A node that must be there. It is made where its number is known.

@@ -46,9 +46,7 @@ pub(crate) enum FilesError {
 /// The management library under the driver root, links resolved, relative to
 /// the root.
 pub(crate) fn management_library(driver: &Path) -> Option<PathBuf> {
-    places::LIBRARY_FOLDERS
-        .iter()
-        .find_map(|(folder, _)| resolve_in(driver, &Path::new(folder).join("libnvidia-ml.so.1")))
+    libraries::management(driver).map(|(file, _)| file)
 }
 
 /// The files of a driver version under the driver root, in a stable order.

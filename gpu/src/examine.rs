@@ -48,7 +48,7 @@ pub enum NodeTrouble {
 impl NvmlHardware {
     /// Why the driver does not answer; none where it does.
     pub fn driver_trouble(&self) -> Option<DriverTrouble> {
-        let failure = self.open_failure()?;
+        let failure = self.with(|session| session.driver_version()).err()?;
         let text = failure.to_string();
         Some(match failure {
             Failure::NoLibrary(_) if driver_files::management_library(&self.roots().driver).is_none() => {

@@ -56,19 +56,6 @@ impl NvmlHardware {
         &self.roots
     }
 
-    /// Why there is no session and none can be opened; none where there is.
-    pub(crate) fn open_failure(&self) -> Option<Failure> {
-        self.with(|session| session.driver_version()).err()
-    }
-
-    /// Runs an operation on the session.
-    pub(crate) fn with_session<T>(
-        &self,
-        run: impl FnOnce(&Session) -> Result<T, Failure>,
-    ) -> Result<T, Failure> {
-        self.with(|session| run(session))
-    }
-
     fn current(&self) -> Option<Arc<Session>> {
         self.session.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -118,7 +105,10 @@ impl NvmlHardware {
 
     /// Runs an operation on the session, and forgets it where the driver is
     /// gone.
-    fn with<T>(&self, run: impl FnOnce(&Arc<Session>) -> Result<T, Failure>) -> Result<T, Failure> {
+    pub(crate) fn with<T>(
+        &self,
+        run: impl FnOnce(&Arc<Session>) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
         let session = self.session()?;
         run(&session).inspect_err(|failure| {
             if failure.driver_is_gone() {

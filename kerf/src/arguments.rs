@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use kerf_dra_driver::hardware::DriverLink;
 use kerf_dra_driver::model::{ForeignPartitions, MigModePolicy, ProfileFilter};
 use kerf_dra_driver::names::{DriverName, gpu_pool};
 use kerf_gpu::Roots;
@@ -137,27 +138,18 @@ pub(crate) struct StatusArguments {
 pub(crate) struct CdiHookArguments {
     /// A link to make: `TARGET::PATH`. May be repeated.
     #[arg(long, value_parser = link)]
-    pub(crate) link: Vec<Link>,
+    pub(crate) link: Vec<DriverLink>,
     /// A library that the loader must find by its name. May be repeated.
     #[arg(long, value_name = "PATH")]
     pub(crate) library: Vec<String>,
 }
 
-/// A link in a container.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Link {
-    /// What it says.
-    pub(crate) target: String,
-    /// Where it is.
-    pub(crate) path: String,
-}
-
-fn link(text: &str) -> Result<Link, String> {
+fn link(text: &str) -> Result<DriverLink, String> {
     let (target, path) = text
         .split_once("::")
         .filter(|(target, path)| !target.is_empty() && path.starts_with('/'))
         .ok_or("it is not TARGET::PATH with an absolute path")?;
-    Ok(Link { target: target.to_owned(), path: path.to_owned() })
+    Ok(DriverLink { target: target.to_owned(), path: path.to_owned() })
 }
 
 /// Flags of `kerf node`.

@@ -47,6 +47,14 @@ struct Shelf {
     by_name: bool,
 }
 
+/// The management library, links resolved, and the folder in which containers
+/// get what lies where its name was found.
+pub(super) fn management(driver: &Path) -> Option<(PathBuf, &'static str)> {
+    LIBRARY_FOLDERS.iter().find_map(|(folder, container)| {
+        Some((resolve_in(driver, &Path::new(folder).join("libnvidia-ml.so.1"))?, *container))
+    })
+}
+
 /// All libraries of a version, in the order of their names.
 pub(super) fn find(driver: &Path, version: &str) -> Result<Vec<Library>, FilesError> {
     let shelves = shelves(driver)?;
@@ -100,10 +108,8 @@ fn shelves(driver: &Path) -> Result<Vec<Shelf>, FilesError> {
     let table = LIBRARY_FOLDERS.iter().map(|(folder, container)| (PathBuf::from(folder), *container));
     // Where the management library's links lead is a folder of the driver too,
     // wherever it is: Debian's `nvidia/tesla-535`.
-    let led_to = LIBRARY_FOLDERS.iter().find_map(|(folder, container)| {
-        let file = resolve_in(driver, &Path::new(folder).join("libnvidia-ml.so.1"))?;
-        Some((file.parent()?.to_owned(), *container))
-    });
+    let led_to =
+        management(driver).and_then(|(file, container)| Some((file.parent()?.to_owned(), container)));
     let mut shelves: Vec<Shelf> = Vec::new();
     for (folder, container) in table.chain(led_to) {
         for (folder, container, by_name) in [

@@ -33,6 +33,12 @@ impl GpuProfiles {
     pub(crate) fn get(&self, id: ProfileId) -> Option<&GpuProfile> {
         self.profiles.iter().find(|profile| profile.id == id)
     }
+
+    /// The memory slices that placements count.
+    pub(crate) fn memory_slices(&self) -> u32 {
+        let placements = self.profiles.iter().flat_map(|profile| &profile.placements);
+        placements.map(|placement| placement.start.saturating_add(placement.size)).max().unwrap_or(0)
+    }
 }
 
 /// One kind of GPU instance, as NVML describes it.
@@ -40,8 +46,7 @@ impl GpuProfiles {
 pub struct GpuProfile {
     /// What identifies it on this model.
     pub id: ProfileId,
-    /// Absent where the driver is too old to name profiles; see
-    /// [`GpuProfile::computed_name`].
+    /// Absent where the driver is too old to name profiles.
     pub name: Option<ProfileName>,
     /// The memory of an instance.
     pub memory: Bytes,
@@ -68,10 +73,16 @@ pub struct GpuProfile {
 }
 
 impl GpuProfile {
+    /// What it is called on a board: by the driver, or as a driver that names
+    /// no profiles would.
+    pub(crate) fn name_on(&self, board: Bytes, memory_slices: u32) -> Option<ProfileName> {
+        self.name.clone().or_else(|| self.computed_name(board, memory_slices))
+    }
+
     /// The name a driver without profile names would print: compute slices,
     /// the share of the board's memory in whole GB, and what sets the profile
     /// apart from its siblings.
-    pub fn computed_name(&self, board: Bytes, memory_slices: u32) -> Option<ProfileName> {
+    fn computed_name(&self, board: Bytes, memory_slices: u32) -> Option<ProfileName> {
         let size = u64::from(self.placements.first()?.size);
         let slices = u64::from(memory_slices.max(1));
         let gibibytes = board.0.div_ceil(1 << 30);

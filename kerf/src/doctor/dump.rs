@@ -28,7 +28,7 @@ fn key(name: &str) -> String {
 }
 
 fn model(answers: &Answers) -> Value {
-    let Answers { name, compute_capability, memory, board, profiles } = answers;
+    let Answers { name, compute_capability, memory, board, profiles, .. } = answers;
     let unseen: Vec<u32> =
         profiles.iter().filter(|of| of.instances.is_empty()).map(|of| of.profile.id.0).collect();
     let mut derived = Vec::new();
@@ -62,7 +62,6 @@ fn model(answers: &Answers) -> Value {
 
 fn mig(answers: &Answers) -> Value {
     let Answers { board, profiles, .. } = answers;
-    let ends = profiles.iter().flat_map(|of| &of.profile.placements).map(|at| at.start + at.size);
     let one = profiles.iter().filter(|of| of.profile.compute_slices == 1);
     let compute: BTreeMap<u32, Value> = profiles
         .iter()
@@ -74,24 +73,21 @@ fn mig(answers: &Answers) -> Value {
     let max_devices = if board.max_mig_devices == 0 { most } else { board.max_mig_devices };
     json!({
         "mode": if board.architecture >= HOPPER { "live" } else { "needs-reset" },
-        "memory_slices": ends.max().unwrap_or(0),
+        "memory_slices": answers.memory_slices,
         "max_devices": max_devices,
         "slice_multiprocessors": one.map(|of| of.profile.multiprocessors).min().unwrap_or(0),
-        "profiles": profiles.iter().map(|of| profile(of, answers)).collect::<Vec<_>>(),
+        "profiles": profiles.iter().map(profile).collect::<Vec<_>>(),
         "compute_profiles": compute.into_values().collect::<Vec<_>>(),
     })
 }
 
-fn profile(of: &ProfileAnswers, answers: &Answers) -> Value {
-    let ProfileAnswers { profile, compute, instances } = of;
-    let slices =
-        answers.profiles.iter().flat_map(|of| &of.profile.placements).map(|at| at.start + at.size).max();
-    let name = profile.name.clone().or_else(|| profile.computed_name(answers.memory, slices.unwrap_or(1)));
+fn profile(of: &ProfileAnswers) -> Value {
+    let ProfileAnswers { profile, name, compute, instances } = of;
     let ids = instances.iter().map(|id| id.0);
     json!({
         "id": profile.id.0,
         "profile": profile.probe,
-        "name": name.map(|name| name.to_string()).unwrap_or_default(),
+        "name": name.as_ref().map(ToString::to_string).unwrap_or_default(),
         "memory_mib": profile.memory.0 >> 20,
         "multiprocessors": profile.multiprocessors,
         "slices": profile.compute_slices,
