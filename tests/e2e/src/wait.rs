@@ -12,7 +12,7 @@ pub const LIMIT: Duration = Duration::from_mins(3);
 /// The least pause between two questions.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The longest. A question is a process of a tenth of a second on the CPUs
+/// The longest. A question may be a process of a tenth of a second on the CPUs
 /// that all clusters share.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 

@@ -42,9 +42,7 @@ pub(crate) fn the_smallest_partition_that_serves(scene: &Scene<'_>) -> Result<()
 
 /// Runs a pod for a claim of one device.
 fn only_device(scene: &Scene<'_>, devices: &Value) -> Result<Held> {
-    scene.apply(&manifest::lone("pod", devices))?;
-    scene.await_running("pod")?;
-    let held = machine::sees_what_it_holds(scene, "pod")?;
+    let held = machine::run_lone(scene, "pod", devices)?;
     ensure!(held.len() == 1, "the pod holds {held:?}");
     held.into_iter().next().context("the pod holds nothing")
 }
@@ -61,9 +59,7 @@ pub(crate) fn slices_of_one_parent(scene: &Scene<'_>) -> Result<()> {
     let mut devices = requests(&[request("left", class), request("right", class)]);
     devices["constraints"] =
         json!([{ "requests": ["left", "right"], "matchAttribute": "gpu.nvidia.com/parentUUID" }]);
-    scene.apply(&manifest::lone("pair", &devices))?;
-    scene.await_running("pair")?;
-    let held = machine::sees_what_it_holds(scene, "pair")?;
+    let held = machine::run_lone(scene, "pair", &devices)?;
     let parents = held.iter().map(Held::pci).collect::<Result<BTreeSet<_>>>()?;
     ensure!(held.len() == 2 && parents.len() == 1, "the pair holds {held:?}");
     ensure!(!parents.contains(&first.pci), "the pair is on {parents:?}, where only one of it has room");
@@ -170,9 +166,7 @@ pub(crate) fn a_deployment_by_limits(scene: &Scene<'_>) -> Result<()> {
     for pod in &pods {
         scene.await_gone(pod)?;
     }
-    wait_until("no instance is there", LIMIT, || {
-        Ok(machine::gpus(scene)?.iter().all(|gpu| gpu.instances.is_empty()).then_some(()))
-    })
+    machine::await_no_instance(scene)
 }
 
 /// The names of a deployment's pods once all of them, and no others, run.

@@ -70,9 +70,7 @@ fn first_available(scene: &Scene<'_>) -> Result<()> {
             alternative("whole", request("whole", WHOLE)),
         ],
     })]);
-    scene.apply(&manifest::lone("pod", &devices))?;
-    scene.await_running("pod")?;
-    let held = machine::sees_what_it_holds(scene, "pod")?;
+    let held = machine::run_lone(scene, "pod", &devices)?;
     ensure!(held.len() == 1 && held.iter().all(|held| held.request == "gpu/half"), "the pod holds {held:?}");
 
     // A container that names the request gets what the alternative gave.
@@ -89,8 +87,7 @@ fn all_of_a_kind(scene: &Scene<'_>) -> Result<()> {
     all["exactly"]["allocationMode"] = json!("All");
     let first = machine::gpus_of(scene, "h100-80")?.remove(0);
     let small = request_where("slice", SMALL, &manifest::on_gpu(&first.pci));
-    scene.apply(&manifest::lone("holder", &requests(&[small])))?;
-    scene.await_running("holder")?;
+    machine::run_lone(scene, "holder", &requests(&[small]))?;
     scene.apply(&manifest::lone("all", &requests(&[all])))?;
     crate::workload::await_refused(scene, "all")?;
     scene.delete("pod/holder")?;
@@ -105,9 +102,7 @@ fn distinct_parents(scene: &Scene<'_>) -> Result<()> {
     let mut devices = requests(&[request("one", SMALL), request("other", SMALL)]);
     devices["constraints"] =
         json!([{ "requests": ["one", "other"], "distinctAttribute": "gpu.nvidia.com/parentUUID" }]);
-    scene.apply(&manifest::lone("apart", &devices))?;
-    scene.await_running("apart")?;
-    let held = machine::sees_what_it_holds(scene, "apart")?;
+    let held = machine::run_lone(scene, "apart", &devices)?;
     let parents = held.iter().map(Held::pci).collect::<Result<BTreeSet<_>>>()?;
     ensure!(held.len() == 2 && parents.len() == 2, "the pod holds {held:?}");
     Ok(())
@@ -176,7 +171,7 @@ fn controllers(scene: &Scene<'_>) -> Result<()> {
         Ok((machine::sees_what_it_holds(scene, "set-0").is_ok_and(|now| now.len() == 1)).then_some(()))
     })?;
     scene.kubectl(&["scale", "statefulset/set", "--replicas=0"])?;
-    await_no_instance(scene)
+    machine::await_no_instance(scene)
 }
 
 fn many_claims(scene: &Scene<'_>) -> Result<()> {
@@ -195,11 +190,5 @@ fn many_claims(scene: &Scene<'_>) -> Result<()> {
     let held = machine::sees_what_it_holds(scene, "many")?;
     ensure!(held.len() == classes.len(), "the pod holds {held:?}");
     scene.delete("pod/many")?;
-    await_no_instance(scene)
-}
-
-fn await_no_instance(scene: &Scene<'_>) -> Result<()> {
-    wait_until("no instance is there", LIMIT, || {
-        Ok(machine::gpus(scene)?.iter().all(|gpu| gpu.instances.is_empty()).then_some(()))
-    })
+    machine::await_no_instance(scene)
 }

@@ -13,6 +13,8 @@ use serde::Deserialize;
 use serde_json::Value;
 use xtask::exec;
 
+use crate::manifest;
+
 /// The driver name, which is the folder's name too.
 const DRIVER: &str = "gpu.nvidia.com";
 
@@ -189,6 +191,21 @@ pub(crate) fn sees_what_it_holds(scene: &Scene<'_>, pod: &str) -> Result<Vec<Hel
     let (real, seen) = (on_hardware(scene, &held)?, seen_in(scene, pod, "main")?);
     ensure!(seen == real, "pod {pod} sees {seen:?}, but holds {real:?}");
     Ok(held)
+}
+
+/// Runs a pod whose only container has all that a claim asks for, and returns
+/// what it holds and sees.
+pub(crate) fn run_lone(scene: &Scene<'_>, pod: &str, devices: &Value) -> Result<Vec<Held>> {
+    scene.apply(&manifest::lone(pod, devices))?;
+    scene.await_running(pod)?;
+    sees_what_it_holds(scene, pod)
+}
+
+/// Waits until no GPU has an instance.
+pub(crate) fn await_no_instance(scene: &Scene<'_>) -> Result<()> {
+    wait_until("no instance is there", LIMIT, || {
+        Ok(gpus(scene)?.iter().all(|gpu| gpu.instances.is_empty()).then_some(()))
+    })
 }
 
 /// What is left of a claim on the node, a word for each thing.
