@@ -105,6 +105,26 @@ impl RootArguments {
     }
 }
 
+/// Where the CDI hook's program is.
+#[derive(Debug, Args)]
+pub(crate) struct HookArguments {
+    /// Below this folder the program of the CDI hook is put, which the
+    /// container runtime starts for each container with a GPU. The path is the
+    /// same on the host. The file system must not be mounted `noexec`, and
+    /// everybody must be able to pass through the folders: pods with a user
+    /// namespace (`hostUsers: false`) start it as nobody. The kubelet's own
+    /// folders are closed to others.
+    #[arg(long, env = "HOOK_ROOT", default_value = "/var/lib/kerf")]
+    pub(crate) hook_root: PathBuf,
+}
+
+impl HookArguments {
+    /// Where a driver's copies are.
+    pub(crate) fn copies(&self, driver: &DriverName) -> PathBuf {
+        self.hook_root.join(driver.as_str())
+    }
+}
+
 /// Flags of `kerf doctor`.
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArguments {
@@ -112,6 +132,8 @@ pub(crate) struct DoctorArguments {
     pub(crate) kubelet: KubeletArguments,
     #[command(flatten)]
     pub(crate) roots: RootArguments,
+    #[command(flatten)]
+    pub(crate) hook: HookArguments,
     /// Where the host's `/etc` is: `containerd/config.toml` and `cdi` are read there.
     #[arg(long, env = "ETC_ROOT", default_value = "/etc")]
     pub(crate) etc_root: PathBuf,
@@ -162,6 +184,8 @@ pub(crate) struct NodeArguments {
     pub(crate) node_name: String,
     #[command(flatten)]
     pub(crate) roots: RootArguments,
+    #[command(flatten)]
+    pub(crate) hook: HookArguments,
     /// Whether kerf changes the MIG mode of GPUs when a claim needs the other
     /// one: `manage` or `keep`. Default: `manage` from Hopper on. Ampere GPUs
     /// and vGPU guests are always kept, since a change needs a reset there.

@@ -77,6 +77,7 @@ impl Wanted {
             kubelet,
             node_name,
             roots,
+            hook,
             mig_mode,
             mig_profiles,
             foreign_partitions,
@@ -91,8 +92,8 @@ impl Wanted {
             registry_dir: kubelet.registry_dir(),
             pod_resources_socket: kubelet.pod_resources_socket(),
             cdi_dir: roots.cdi_root,
-            hook: HookProgram::install(&kubelet.plugin_dir())
-                .context("the program of the CDI hook cannot be put below the plugin's folder")?,
+            hook: HookProgram::of_this_process(hook.copies(&kubelet.driver_name))
+                .context("this process's own program cannot be read")?,
             extra_mounts: extra_mount.iter().map(|text| parse_mount(text)).collect::<Result<_>>()?,
             proc_root: roots.proc_root,
             settings: Settings {

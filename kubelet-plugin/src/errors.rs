@@ -9,6 +9,7 @@ use kerf_dra_driver::plan::Refusal;
 use crate::cdi::CdiError;
 use crate::claims::ClaimSourceError;
 use crate::effects::StepError;
+use crate::hook_program::HookProgramError;
 use crate::store::StoreError;
 
 /// Why a claim was not prepared.
@@ -55,6 +56,9 @@ pub enum PrepareError {
     /// The CDI spec cannot be written.
     #[error(transparent)]
     Cdi(#[from] CdiError),
+    /// What the CDI spec would name is not there.
+    #[error(transparent)]
+    Hook(#[from] HookProgramError),
     /// It could not be worked on, or not to the end.
     #[error(transparent)]
     Work(#[from] WorkError),

@@ -4,19 +4,31 @@
 //! The host's C library may be older than ours, or another one (Talos has
 //! musl): the copy brings the loader and libraries that this process runs
 //! with, and is started by that loader. Containers restart with the specs they
-//! were made with, so a former copy stays as long as a spec names it.
+//! were made with, so a former copy stays as long as a spec names it, and an
+//! hour longer for containers that are made and not started yet.
+//!
+//! The runtime starts a hook as the container's root, which is nobody on the
+//! host where the pod has a user namespace: everybody may read and run a copy.
+
+mod copy;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::hash::{DefaultHasher, Hasher};
-use std::io::{self, Read};
-use std::os::unix::fs::PermissionsExt;
+use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use tracing::{info, warn};
 
+use self::copy::{is_intact, is_there, write};
+
 const PROGRAM: &str = "kerf";
 const SUBCOMMAND: &str = "cdi-hook";
+
+/// What marks a copy that no spec names, and since when.
+const FORMER: &str = ".former";
+/// How long such a copy stays.
+const GRACE: Duration = Duration::from_hours(1);
 
 /// A hook's program on the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,35 +37,51 @@ pub struct HookProgram {
     pub(crate) copies: PathBuf,
     /// The name of this copy's folder.
     pub(crate) copy: String,
+    /// Its files, and of what they are copies.
+    pub(crate) parts: BTreeMap<String, PathBuf>,
     /// What the container runtime runs.
     pub(crate) path: String,
     /// Its arguments, its own name first.
     pub(crate) arguments: Vec<String>,
 }
 
+/// Why a hook's program is not where CDI specs say.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the program of the CDI hook cannot be put into {}: every container with a GPU starts it; make room there, or \
+     name another folder that is writable and not mounted `noexec` with --hook-root (chart value hookRoot)",
+    folder.display()
+)]
+pub struct HookProgramError {
+    /// The folder of copies.
+    pub folder: PathBuf,
+    /// Why.
+    #[source]
+    pub source: io::Error,
+}
+
 impl HookProgram {
-    /// Puts a copy of this process's program below the plugin's folder, which
-    /// has the same path on the host. To be called before the process loads
-    /// libraries that it was not linked with.
-    pub fn install(plugin_dir: &Path) -> io::Result<Self> {
+    /// The program of this process, to be copied below a folder that has the
+    /// same path on the host. To be called before the process loads libraries
+    /// that it was not linked with.
+    ///
+    /// # Errors
+    /// Its own files cannot be read.
+    pub fn of_this_process(copies: PathBuf) -> io::Result<Self> {
         // This process's own, not those of the `/proc` that describes hardware.
         let maps = fs::read_to_string("/proc/self/maps")?;
         let mut parts = libraries(&maps, &std::env::current_exe()?);
         parts.insert(PROGRAM.to_owned(), PathBuf::from("/proc/self/exe"));
-        let copy = format!("{PROGRAM}-{}-{:016x}", env!("CARGO_PKG_VERSION"), content(&parts)?);
-        let copies = plugin_dir.join("bin");
-        if !is_complete(&copies.join(&copy), &parts) {
-            write(&copies, &copy, &parts)?;
-            info!(folder = %copies.join(&copy).display(), "the hook's program is in place");
-        }
-        Ok(Self::of(copies, copy, parts.keys()))
+        let content = copy::content(parts.iter().map(|(name, path)| (name, path.as_path())))?;
+        let copy = format!("{PROGRAM}-{}-{content:016x}", env!("CARGO_PKG_VERSION"));
+        Ok(Self::of(copies, copy, parts))
     }
 
     /// How the parts of a copy are started.
-    fn of<'a>(copies: PathBuf, copy: String, mut parts: impl Iterator<Item = &'a String>) -> Self {
+    fn of(copies: PathBuf, copy: String, parts: BTreeMap<String, PathBuf>) -> Self {
         let folder = copies.join(&copy);
         let in_folder = |name: &str| folder.join(name).display().to_string();
-        let (path, arguments) = match parts.find(|name| name.starts_with("ld-")) {
+        let (path, arguments) = match parts.keys().find(|name| name.starts_with("ld-")) {
             Some(loader) => (
                 in_folder(loader),
                 vec![
@@ -66,21 +94,59 @@ impl HookProgram {
             ),
             None => (in_folder(PROGRAM), vec![PROGRAM.to_owned(), SUBCOMMAND.to_owned()]),
         };
-        Self { copies, copy, path, arguments }
+        Self { copies, copy, parts, path, arguments }
     }
 
-    /// Removes the copies of former versions that `is_named` does not know, and
-    /// what a crash left half written. Only while nobody else uses the folder.
+    /// Makes the copy where it is not there: before a spec names it.
+    pub(crate) fn ensure(&self) -> Result<(), HookProgramError> {
+        if is_there(&self.copies.join(&self.copy), &self.parts) { Ok(()) } else { self.install() }
+    }
+
+    /// Looks at every byte of the copy, and makes it anew where one is another.
+    pub(crate) fn verify(&self) -> Result<(), HookProgramError> {
+        if is_intact(&self.copies.join(&self.copy), &self.parts) { Ok(()) } else { self.install() }
+    }
+
+    fn install(&self) -> Result<(), HookProgramError> {
+        write(&self.copies, &self.copy, &self.parts)
+            .map_err(|source| HookProgramError { folder: self.copies.clone(), source })?;
+        info!(folder = %self.copies.join(&self.copy).display(), "the hook's program is in place");
+        Ok(())
+    }
+
+    /// Removes the copies of former versions that `is_named` has not known for
+    /// an hour, and what a crash left half written.
     pub(crate) fn sweep(&self, is_named: impl Fn(&str) -> bool) {
         let Ok(entries) = fs::read_dir(&self.copies) else { return };
         let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
-        for name in names.filter(|name| *name != self.copy && !is_named(name)) {
-            match fs::remove_dir_all(self.copies.join(&name)) {
-                Ok(()) => info!(name, "removed a former copy of the hook's program"),
-                Err(error) => warn!(name, %error, "a former copy of the hook's program stays"),
+        for name in names.filter(|name| *name != self.copy) {
+            let folder = self.copies.join(&name);
+            let is_over = if copy::is_draft(&name) {
+                is_old(&folder)
+            } else if !name.starts_with(&format!("{PROGRAM}-")) {
+                false
+            } else if is_named(&name) {
+                let _ = fs::remove_file(folder.join(FORMER));
+                false
+            } else {
+                let mark = folder.join(FORMER);
+                let new = File::options().write(true).create_new(true).open(&mark);
+                new.is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists) && is_old(&mark)
+            };
+            if is_over {
+                match fs::remove_dir_all(&folder) {
+                    Ok(()) => info!(name, "removed a former copy of the hook's program"),
+                    Err(error) => warn!(name, %error, "a former copy of the hook's program stays"),
+                }
             }
         }
     }
+}
+
+/// Whether something has been as it is for longer than the grace.
+fn is_old(path: &Path) -> bool {
+    let modified = fs::symlink_metadata(path).and_then(|metadata| metadata.modified());
+    modified.is_ok_and(|modified| modified.elapsed().is_ok_and(|age| age > GRACE))
 }
 
 /// The files that a process runs with beside its program, by their names.
@@ -94,60 +160,6 @@ fn libraries(maps: &str, program: &Path) -> BTreeMap<String, PathBuf> {
                 .then(|| Some((path.file_name()?.to_str()?.to_owned(), path.to_owned())))?
         })
         .collect()
-}
-
-/// A number that is another one for other files. It need not be hard to forge:
-/// the files are our own.
-fn content(parts: &BTreeMap<String, PathBuf>) -> io::Result<u64> {
-    let mut hasher = DefaultHasher::new();
-    let mut buffer = vec![0; 1 << 16];
-    for (name, path) in parts {
-        hasher.write(name.as_bytes());
-        let mut file = File::open(path)?;
-        loop {
-            let length = file.read(&mut buffer)?;
-            hasher.write(buffer.get(..length).unwrap_or_default());
-            if length == 0 {
-                break;
-            }
-        }
-    }
-    Ok(hasher.finish())
-}
-
-/// Whether a copy has all its files. They are renamed into place together, so
-/// that only somebody else can have taken one.
-fn is_complete(folder: &Path, parts: &BTreeMap<String, PathBuf>) -> bool {
-    let length = |path: &Path| fs::metadata(path).ok().map(|metadata| metadata.len());
-    parts.iter().all(|(name, path)| {
-        let there = length(&folder.join(name));
-        there.is_some() && there == length(path)
-    })
-}
-
-fn write(copies: &Path, copy: &str, parts: &BTreeMap<String, PathBuf>) -> io::Result<()> {
-    let remove = |folder: &Path| match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    };
-    let draft = copies.join(format!(".{copy}.{}", std::process::id()));
-    remove(&draft)?;
-    fs::create_dir_all(&draft)?;
-    for (name, path) in parts {
-        let file = draft.join(name);
-        io::copy(&mut File::open(path)?, &mut File::create(&file)?)?;
-        fs::set_permissions(&file, fs::Permissions::from_mode(0o755))?;
-        File::open(&file)?.sync_all()?;
-    }
-    File::open(&draft)?.sync_all()?;
-    let folder = copies.join(copy);
-    remove(&folder)?;
-    match fs::rename(&draft, &folder) {
-        // Another instance of the same version was quicker.
-        Err(_) if is_complete(&folder, parts) => remove(&draft),
-        renamed => renamed,
-    }?;
-    File::open(copies)?.sync_all()
 }
 
 /// The copies that texts name.
@@ -168,15 +180,23 @@ pub(crate) fn named(texts: &[Vec<u8>]) -> BTreeSet<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
     use std::process::Command;
+    use std::time::SystemTime;
 
     use super::*;
+
+    fn installed(folder: &Path) -> HookProgram {
+        let hook = HookProgram::of_this_process(folder.to_owned()).expect("a program");
+        hook.ensure().expect("a copy");
+        hook
+    }
 
     #[test]
     fn the_copy_runs_with_its_own_loader_and_libraries() {
         let folder = tempfile::tempdir().expect("a folder");
-        let hook = HookProgram::install(folder.path()).expect("a copy");
-        assert_eq!(HookProgram::install(folder.path()).expect("the same copy"), hook);
+        let hook = installed(folder.path());
+        assert_eq!(installed(folder.path()), hook);
         // Its program is this test here, which can list what is in it.
         let (last, first) = hook.arguments.split_last().expect("arguments");
         assert_eq!(last, SUBCOMMAND);
@@ -195,13 +215,104 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_that_lost_a_file_is_made_again() {
+    fn a_copy_that_was_damaged_is_made_again() {
         let folder = tempfile::tempdir().expect("a folder");
-        let hook = HookProgram::install(folder.path()).expect("a copy");
-        fs::write(&hook.path, "").expect("an empty file");
-        assert_eq!(HookProgram::install(folder.path()).expect("a copy"), hook);
-        assert!(fs::metadata(&hook.path).expect("a file").len() > 0);
+        let hook = installed(folder.path());
+        let program = PathBuf::from(&hook.path);
+        let mode = |path: &Path| fs::metadata(path).expect("it is there").permissions().mode() & 0o7777;
+        let damage: [&dyn Fn(); 5] = [
+            &|| fs::write(&program, "").expect("an empty file"),
+            &|| fs::remove_file(&program).expect("no file"),
+            &|| fs::set_permissions(&program, fs::Permissions::from_mode(0o644)).expect("not to be run"),
+            &|| {
+                fs::set_permissions(program.parent().expect("a folder"), fs::Permissions::from_mode(0o700))
+                    .expect("only for the owner");
+            },
+            &|| {
+                fs::remove_file(&program).expect("no file");
+                symlink("/proc/self/exe", &program).expect("a link");
+            },
+        ];
+        for (number, damage) in damage.iter().enumerate() {
+            damage();
+            hook.ensure().expect("a copy");
+            assert!(fs::symlink_metadata(&program).expect("a file").is_file(), "damage {number}");
+            assert_eq!((mode(&program), mode(program.parent().expect("a folder"))), (0o755, 0o755));
+        }
+        // As long as before: only the content tells.
+        let length = fs::metadata(&program).expect("a file").len();
+        fs::write(&program, vec![0; usize::try_from(length).expect("small")]).expect("zeroes");
+        hook.verify().expect("a copy");
+        assert_ne!(fs::read(&program).expect("a file")[..4], [0; 4]);
         assert_eq!(fs::read_dir(&hook.copies).expect("a folder").count(), 1, "a draft is left");
+    }
+
+    #[test]
+    fn everybody_may_run_a_copy_whatever_the_umask_was_for_its_folders() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let copies = folder.path().join("copies");
+        fs::create_dir(&copies).expect("a folder");
+        fs::set_permissions(&copies, fs::Permissions::from_mode(0o700)).expect("only for the owner");
+        let hook = installed(&copies);
+        for path in [&copies, &copies.join(&hook.copy), Path::new(&hook.path)] {
+            let mode = fs::metadata(path).expect("it is there").permissions().mode();
+            assert_eq!(mode & 0o7777, 0o755, "{}", path.display());
+        }
+    }
+
+    #[test]
+    fn a_copy_that_cannot_be_made_is_an_error_that_leaves_nothing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut hook = HookProgram::of_this_process(folder.path().to_owned()).expect("a program");
+        hook.parts.insert("libzz.so".to_owned(), folder.path().join("nowhere"));
+        let error = hook.ensure().expect_err("a file is missing");
+        assert!(error.to_string().contains("--hook-root"), "{error}");
+        assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0, "a draft is left");
+    }
+
+    #[test]
+    fn many_who_make_the_same_copy_at_once_all_have_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| installed(folder.path()))).collect();
+            for thread in threads {
+                let hook = thread.join().expect("no panic");
+                assert!(is_intact(&hook.copies.join(&hook.copy), &hook.parts));
+            }
+        });
+        assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1, "a draft is left");
+    }
+
+    #[test]
+    fn a_former_copy_goes_an_hour_after_no_spec_names_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let hook = installed(folder.path());
+        let [former, draft, other] = ["kerf-0.0.1-00", &copy::draft_name("kerf-0.0.1-00"), "other"]
+            .map(|name| folder.path().join(name));
+        for folder in [&former, &draft, &other] {
+            fs::create_dir(folder).expect("a folder");
+        }
+        let age = |path: &Path, seconds| {
+            let then = SystemTime::now() - Duration::from_secs(seconds);
+            File::open(path).and_then(|file| file.set_modified(then)).expect("a time");
+        };
+        age(&former, 100_000);
+        hook.sweep(|_| false);
+        assert!(former.exists() && draft.exists(), "a container may be made and not started");
+        age(&former.join(FORMER), 3_500);
+        hook.sweep(|_| false);
+        assert!(former.exists());
+        age(&former.join(FORMER), 3_700);
+        hook.sweep(|name| name == "kerf-0.0.1-00");
+        assert!(former.exists(), "a spec names it again");
+        hook.sweep(|_| false);
+        assert!(former.exists(), "and the hour begins anew");
+        age(&former.join(FORMER), 3_700);
+        age(&draft, 3_700);
+        age(&other, 3_700);
+        hook.sweep(|_| false);
+        assert!(!former.exists() && !draft.exists());
+        assert!(other.exists() && folder.path().join(&hook.copy).exists());
     }
 
     #[test]
@@ -216,12 +327,12 @@ mod tests {
         let found = libraries(maps, Path::new("/usr/bin/kerf"));
         let names: Vec<_> = found.keys().map(String::as_str).collect();
         assert_eq!(names, ["ld-linux-x86-64.so.2", "libc.so.6"]);
-        let hook = HookProgram::of("/p/bin".into(), "kerf-1".to_owned(), found.keys());
+        let hook = HookProgram::of("/p/bin".into(), "kerf-1".to_owned(), found);
         assert_eq!(hook.path, "/p/bin/kerf-1/ld-linux-x86-64.so.2");
         let expected =
             ["ld-linux-x86-64.so.2", "--library-path", "/p/bin/kerf-1", "/p/bin/kerf-1/kerf", "cdi-hook"];
         assert_eq!(hook.arguments, expected);
-        let hook = HookProgram::of("/p/bin".into(), "kerf-1".to_owned(), std::iter::empty());
+        let hook = HookProgram::of("/p/bin".into(), "kerf-1".to_owned(), BTreeMap::new());
         assert_eq!((hook.path.as_str(), hook.arguments.len()), ("/p/bin/kerf-1/kerf", 2));
     }
 }

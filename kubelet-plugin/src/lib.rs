@@ -46,7 +46,7 @@ pub use claims::{ClaimSource, ClaimSourceError};
 pub use disk::{Files, HostFiles};
 pub use effects::StepError;
 pub use errors::{PrepareError, UndoError, WorkError};
-pub use hook_program::HookProgram;
+pub use hook_program::{HookProgram, HookProgramError};
 pub use metrics::{BUCKETS, Counted, Metrics, Operation};
 pub use owner::{Channels, NodeLayout, Owner, Stored};
 pub use plugin::{ClaimRequest, ObserveError, Observed, Plugin, PluginConfig, PluginError};

@@ -39,9 +39,13 @@ impl Plugin {
         if self.inner.locks.is_alone() {
             self.inner.work.store.sweep()?;
             self.inner.work.cdi.sweep()?;
-            // Before specs are made anew: those of the former version still
-            // name its program.
-            self.inner.work.cdi.sweep_programs(&self.inner.work.hook)?;
+        }
+        // Before specs are made anew: those of the former version still name
+        // its program.
+        self.inner.work.cdi.sweep_programs(&self.inner.work.hook)?;
+        if let Err(error) = self.inner.work.hook.verify() {
+            // Prepares try it again, and fail until it works.
+            warn!(error = crate::chain(&error), "no claim can be prepared yet");
         }
         self.inner.reconcile_entries().await;
         self.inner.reconcile_specs().await;

@@ -633,9 +633,10 @@ impl Node {
             pod_resources_socket: self.root.join("pod-resources.sock"),
             extra_mounts: Vec::new(),
             hook: HookProgram {
-                copies: self.root.join("plugin/bin"),
+                copies: self.root.join("hook"),
                 copy: "kerf-now".to_owned(),
-                path: self.root.join("plugin/bin/kerf-now/kerf").display().to_string(),
+                parts: BTreeMap::new(),
+                path: self.root.join("hook/kerf-now/kerf").display().to_string(),
                 arguments: vec!["kerf".to_owned(), "cdi-hook".to_owned()],
             },
             proc_root: self.root.join("proc"),

@@ -328,6 +328,7 @@ impl Work {
             .collect::<Result<_, _>>()
             .map_err(PrepareError::Hardware)?;
         let files = self.hardware.driver_files().map_err(PrepareError::Hardware)?;
+        self.hook.ensure()?;
         Ok(cdi::project(&self.settings.driver, entry, nodes, &files, &self.extra_mounts, &self.hook))
     }
 

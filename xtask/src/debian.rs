@@ -22,8 +22,6 @@ pub(crate) struct Need {
     found: fn() -> bool,
 }
 
-/// `runc`, run by containerd's shim.
-pub(crate) const RUNC: Need = Need { package: "runc", found: || program("runc").is_some() };
 /// `ip`, with which the cluster's bridge is made.
 pub(crate) const IPROUTE: Need = Need { package: "iproute2", found: || program("ip").is_some() };
 /// The CNI plugins `bridge` and `host-local`.
@@ -31,8 +29,21 @@ pub(crate) const CNI: Need =
     Need { package: "containernetworking-plugins", found: || cni_folder().is_some() };
 /// A statically linked shell and tools, for images.
 pub(crate) const BUSYBOX: Need = Need { package: "busybox-static", found: || static_busybox().is_some() };
-/// A C compiler with a static C library, for the pause program.
+/// A C compiler, for the pause program and a part of runc.
 pub(crate) const COMPILER: Need = Need { package: "gcc", found: || program("gcc").is_some() };
+/// The kernel's filter of system calls, with which runc is built: containerd asks
+/// for a filter for every container.
+pub(crate) const SECCOMP: Need = Need {
+    package: "libseccomp-dev",
+    found: || {
+        Command::new("pkg-config")
+            .args(["--exists", "libseccomp"])
+            .status()
+            .is_ok_and(|status| status.success())
+    },
+};
+/// What finds it.
+pub(crate) const PKG_CONFIG: Need = Need { package: "pkg-config", found: || program("pkg-config").is_some() };
 /// The static C library itself.
 pub(crate) const LIBC: Need = Need {
     package: "libc6-dev",

@@ -39,6 +39,7 @@ pub fn install(cluster: &Cluster, values: Values) -> Result<()> {
         "sysRoot": path("sys"),
         "kubeletRoot": cluster.kubelet_root(),
         "cdiRoot": cluster.cdi_dir(),
+        "hookRoot": cluster.hook_root(),
         "extraMounts": [format!("{}:/run/nvidia-emulator", path("state"))],
         "extraEnv": [{ "name": "NVIDIA_EMULATOR_ROOT", "value": EMULATOR }],
         "extraVolumes": [{ "name": "emulator", "hostPath": { "path": root, "type": "Directory" } }],

@@ -167,6 +167,14 @@ kinds! {
         "The folder of CDI specs is missing or cannot be written."
         "Containers get their devices by a spec in it; without it every prepare fails."
         "Mount the folder that the container runtime reads (cdi_spec_dirs) into the pod, not read-only, and name it with --cdi-root.";
+    HookFolderUnusable "hook-folder-unusable" Error
+        "The folder for the CDI hook's program cannot be written, or programs in it cannot be started."
+        "The container runtime starts that program for each container with a GPU; without it none starts."
+        "Name a folder on a file system that is writable and not mounted noexec with --hook-root (chart value hookRoot); on GKE's Container-Optimized OS /home/kubernetes/bin/kerf.";
+    HookFolderClosed "hook-folder-closed" Warning
+        "Not everybody may pass through a folder above the CDI hook's program."
+        "A pod with a user namespace (`hostUsers: false`) starts the program as nobody: such pods with a GPU cannot start."
+        "Make the folder passable (`chmod o+x`), or name another one with --hook-root (chart value hookRoot).";
     CdiSpecAllGpus "cdi-spec-all-gpus" Warning
         "Another CDI spec offers all GPUs at once."
         "Whoever may name CDI devices (annotations, NVIDIA_VISIBLE_DEVICES) gets GPUs past the claims."

@@ -1,8 +1,11 @@
-//! The container runtime's side: CDI specs, and whether containerd reads them.
+//! The container runtime's side: CDI specs, whether containerd reads them, and
+//! whether it can start what they name.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use rustix::fs::{StatVfsMountFlags, statvfs};
 use serde_json::Value;
 
 use super::finding::Kind;
@@ -17,6 +20,7 @@ pub(super) fn examine(report: &mut Report, arguments: &DoctorArguments) {
     if let Some(reason) = folder.and_then(unwritable) {
         report.found(Kind::CdiFolderUnusable, reason);
     }
+    hook(report, &arguments.hook.copies(&arguments.kubelet.driver_name));
     let ours = format!("{}/", arguments.kubelet.driver_name.as_str());
     for folder in [cdi, &arguments.etc_root.join("cdi")] {
         for name in names(folder) {
@@ -28,6 +32,23 @@ pub(super) fn examine(report: &mut Report, arguments: &DoctorArguments) {
         }
     }
     containerd(report, &arguments.etc_root.join("containerd/config.toml"));
+}
+
+/// The folder of the hook's program, as far as it is there.
+fn hook(report: &mut Report, copies: &Path) {
+    let Some(folder) = copies.ancestors().find(|folder| folder.symlink_metadata().is_ok()) else { return };
+    if let Some(reason) = unwritable(folder) {
+        return report.found(Kind::HookFolderUnusable, reason);
+    }
+    if statvfs(folder).is_ok_and(|found| found.f_flag.contains(StatVfsMountFlags::NOEXEC)) {
+        report.found(Kind::HookFolderUnusable, format!("{}: it is mounted noexec", folder.display()));
+    }
+    let is_closed =
+        |folder: &&Path| folder.metadata().is_ok_and(|metadata| metadata.permissions().mode() & 0o001 == 0);
+    // The last of them is made open by `kerf node`.
+    for folder in copies.ancestors().skip(1).filter(is_closed) {
+        report.found(Kind::HookFolderClosed, folder.display().to_string());
+    }
 }
 
 /// The kind of a CDI spec that has a device `all` and is of NVIDIA GPUs. Specs

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -35,6 +36,8 @@ impl Node {
             models: built_in().unwrap(),
         };
         let mut node = Self { root: tempfile::tempdir().unwrap(), sockets: Vec::new() };
+        // Folders for a test are closed to others, those of a node are not.
+        fs::set_permissions(node.root.path(), fs::Permissions::from_mode(0o755)).unwrap();
         install(node.root.path(), &plan, &sources).unwrap();
         node.put(&format!("{}/libcuda.so.{VERSION}", Node::libraries()), "x");
         node.put("etc/containerd/config.toml", "version = 3\n");
@@ -113,6 +116,7 @@ impl Node {
         for (flag, path) in [
             ("--kubelet-root", "kubelet"),
             ("--cdi-root", "cdi"),
+            ("--hook-root", "hook"),
             ("--driver-root", "driver"),
             ("--dev-root", "dev"),
             ("--proc-root", "proc"),
@@ -380,6 +384,15 @@ fn a_container_runtime_that_would_not_give_devices_is_told() {
         node.remove("cdi");
         node.put("cdi", "");
         node.finds("cdi-folder-unusable", "not a folder");
+    });
+    on_node(|node| {
+        node.put("hook/gpu.nvidia.com", "");
+        node.finds("hook-folder-unusable", "not a folder");
+    });
+    on_node(|node| {
+        fs::create_dir(node.path("hook")).unwrap();
+        fs::set_permissions(node.path("hook"), fs::Permissions::from_mode(0o750)).unwrap();
+        node.finds("hook-folder-closed", "/hook");
     });
     for folder in ["cdi", "etc/cdi"] {
         on_node(|node| {

@@ -1,5 +1,7 @@
 //! What a container gets, as a runtime's own CDI code sees it.
 
+use std::time::Duration;
+
 use container_device_interface::cache::{CdiOption, new_cache, with_auto_refresh};
 use container_device_interface::spec::read_spec;
 use container_device_interface::spec_dirs::with_spec_dirs;
@@ -44,7 +46,7 @@ async fn a_runtime_injects_exactly_what_was_allocated() {
     assert_eq!(mounts, [host("/usr/lib/libcuda.so.580.95.05"), host("/run/nvidia-persistenced/socket")]);
     let hooks = container.hooks().clone().unwrap();
     let hook = &hooks.create_container().clone().unwrap()[0];
-    assert_eq!(*hook.path(), root.path().join("plugin/bin/kerf-now/kerf"));
+    assert_eq!(*hook.path(), root.path().join("hook/kerf-now/kerf"));
     let expected = [
         "kerf",
         "cdi-hook",
@@ -66,12 +68,15 @@ async fn a_former_hook_program_stays_as_long_as_a_spec_names_it() {
     let plugin = node.plugin(&Fuse::none()).unwrap();
     node.claims.put(claim("c", &[("gpu", whole(3))]));
     prepare(&plugin, "c").await.unwrap();
-    let copies = root.path().join("plugin/bin");
+    let copies = root.path().join("hook");
     let spec = root.path().join("cdi/k8s.gpu.nvidia.com-claim_c-uid.json");
     let text = std::fs::read_to_string(&spec).unwrap();
-    std::fs::write(&spec, text.replace("/bin/kerf-now/", "/bin/kerf-named/")).unwrap();
-    for name in ["kerf-now", "kerf-named", "kerf-old", ".kerf-now.7"] {
+    std::fs::write(&spec, text.replace("/hook/kerf-now/", "/hook/kerf-named/")).unwrap();
+    let ago = std::time::SystemTime::now() - Duration::from_secs(3_700);
+    for name in ["kerf-named", "kerf-old"] {
         std::fs::create_dir_all(copies.join(name)).unwrap();
+        let mark = std::fs::File::create(copies.join(name).join(".former")).unwrap();
+        mark.set_modified(ago).unwrap();
     }
     let left = || {
         let mut names: Vec<_> = std::fs::read_dir(&copies)
@@ -86,6 +91,10 @@ async fn a_former_hook_program_stays_as_long_as_a_spec_names_it() {
     node.plugin(&Fuse::none()).unwrap().start().await.unwrap();
     assert_eq!(left(), ["kerf-named", "kerf-now"]);
     assert_eq!(std::fs::read_to_string(&spec).unwrap(), text);
+    // Nothing names it any more, from now on.
+    node.plugin(&Fuse::none()).unwrap().start().await.unwrap();
+    assert_eq!(left(), ["kerf-named", "kerf-now"]);
+    std::fs::File::open(copies.join("kerf-named/.former")).unwrap().set_modified(ago).unwrap();
     node.plugin(&Fuse::none()).unwrap().start().await.unwrap();
     assert_eq!(left(), ["kerf-now"]);
 }

@@ -14,12 +14,15 @@ const MAX_NAME: usize = 10;
 #[derive(Debug, Clone)]
 pub(crate) struct Layout {
     pub(crate) name: String,
-    /// All state but that of the two folders below.
+    /// All state but that of the folders below.
     pub(crate) state: PathBuf,
     /// The kubelet's root. Not below `state`: a plugin's socket there, with a
     /// pod's UID in its name, must fit into the 107 bytes of a socket address.
     /// Not below `/run`: that is often mounted `noexec,nodev`.
     pub(crate) kubelet_root: PathBuf,
+    /// Where drivers put programs that containers' users must reach; neither the
+    /// kubelet's folders nor those of a checkout are open to everybody.
+    pub(crate) hook_root: PathBuf,
     /// containerd's sockets and run-time state, short for the same reason.
     pub(crate) run: PathBuf,
 }
@@ -46,6 +49,7 @@ impl Layout {
             name: name.to_owned(),
             state: paths::cluster_state(name),
             kubelet_root: Path::new("/var/lib").join(format!("{}{name}", Self::PREFIX)),
+            hook_root: Path::new("/var/lib").join(format!("{}{name}-hook", Self::PREFIX)),
             run: Path::new(Self::RUN).join(format!("{}{name}", Self::PREFIX)),
         })
     }
@@ -122,8 +126,8 @@ impl Layout {
     }
 
     /// The folders under which all that belongs to the cluster lies.
-    pub(crate) fn folders(&self) -> [&Path; 3] {
-        [&self.run, &self.kubelet_root, &self.state]
+    pub(crate) fn folders(&self) -> [&Path; 4] {
+        [&self.run, &self.kubelet_root, &self.hook_root, &self.state]
     }
 }
 

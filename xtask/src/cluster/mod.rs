@@ -67,7 +67,7 @@ impl Cluster {
         let started = Instant::now();
         let layout = Layout::new(&options.name)?;
         require_root()?;
-        debian::require(&[debian::RUNC, debian::CNI, debian::IPROUTE])?;
+        debian::require(&[debian::CNI, debian::IPROUTE])?;
         let programs = programs::ensure()?;
         let pause = image::pause()?;
         let _lock = files::Lock::take(&layout.lock())?;
@@ -138,6 +138,11 @@ impl Cluster {
     /// The kubelet's root folder, with `plugins` and `plugins_registry`.
     pub fn kubelet_root(&self) -> &Path {
         &self.layout.kubelet_root
+    }
+
+    /// Where a driver may put the programs of its hooks.
+    pub fn hook_root(&self) -> &Path {
+        &self.layout.hook_root
     }
 
     /// Where containerd looks for CDI specifications, and nowhere else.

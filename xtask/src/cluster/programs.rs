@@ -9,13 +9,15 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail};
 use sha2::{Digest as _, Sha256};
 
-use crate::{exec, files, paths};
+use crate::{debian, exec, files, paths};
 
 /// What `kubelet --version` reports; the module graph is in `tests/cluster`.
 const KUBERNETES: &str = "v1.37.2";
 const CONTAINERD: &str = "v2.4.2";
 const CRICTL: &str = "v1.37.0";
 const HELM: &str = "v4.3.1";
+/// Debian's may be too old for user namespaces of pods (1.2 is needed).
+const RUNC: &str = "v1.5.3";
 
 /// What a build has made so far is in a folder of its own, named after the
 /// process that runs it.
@@ -29,15 +31,18 @@ struct Build {
     packages: &'static [&'static str],
     programs: &'static [&'static str],
     cold: &'static str,
+    /// Whether a part of it is C.
+    has_c: bool,
 }
 
-const BUILDS: [Build; 4] = [
+const BUILDS: [Build; 5] = [
     Build {
         name: "kubernetes",
         version: KUBERNETES,
         packages: &[],
         programs: &["kubernetes"],
         cold: "10 minutes",
+        has_c: false,
     },
     Build {
         name: "containerd",
@@ -49,6 +54,7 @@ const BUILDS: [Build; 4] = [
         ],
         programs: &["containerd", "containerd-shim-runc-v2", "ctr"],
         cold: "2 minutes",
+        has_c: false,
     },
     Build {
         name: "crictl",
@@ -56,6 +62,7 @@ const BUILDS: [Build; 4] = [
         packages: &["sigs.k8s.io/cri-tools/cmd/crictl"],
         programs: &["crictl"],
         cold: "1 minute",
+        has_c: false,
     },
     Build {
         name: "helm",
@@ -63,6 +70,16 @@ const BUILDS: [Build; 4] = [
         packages: &["helm.sh/helm/v4/cmd/helm"],
         programs: &["helm"],
         cold: "3 minutes",
+        has_c: false,
+    },
+    Build {
+        name: "runc",
+        version: RUNC,
+        packages: &["github.com/opencontainers/runc"],
+        programs: &["runc"],
+        cold: "1 minute",
+        // What enters namespaces must be alone in its process: before Go starts.
+        has_c: true,
     },
 ];
 
@@ -99,6 +116,9 @@ impl Build {
         if there && fs::read_to_string(&stamp).is_ok_and(|old| old == key) {
             return Ok(());
         }
+        if self.has_c {
+            debian::require(&[debian::COMPILER, debian::PKG_CONFIG, debian::SECCOMP])?;
+        }
         let started = Instant::now();
         eprintln!("building {} {} (about {} the first time)", self.name, self.version, self.cold);
         let output = folder.join(format!("{UNFINISHED}{}", std::process::id()));
@@ -119,7 +139,10 @@ impl Build {
 
     fn command(&self, output: &Path) -> Command {
         let mut command = Command::new("go");
-        command.env("CGO_ENABLED", "0").env("GOWORK", "off").env("GOBIN", output);
+        command
+            .env("CGO_ENABLED", if self.has_c { "1" } else { "0" })
+            .env("GOWORK", "off")
+            .env("GOBIN", output);
         command.current_dir(paths::cluster_module());
         if self.packages.is_empty() {
             let flags = format!("-s -w -X k8s.io/component-base/version.gitVersion={}", self.version);
@@ -127,6 +150,9 @@ impl Build {
             command.arg(output.join(self.name)).arg(".");
         } else {
             command.args(["install", "-buildvcs=false", "-ldflags", "-s -w"]);
+            if self.has_c {
+                command.args(["-tags", "seccomp"]);
+            }
             command.args(self.packages.iter().map(|package| format!("{package}@{}", self.version)));
         }
         command
@@ -138,6 +164,9 @@ impl Build {
         hash.update(self.version);
         for package in self.packages {
             hash.update(package);
+        }
+        if self.has_c {
+            hash.update("seccomp");
         }
         if self.packages.is_empty() {
             for file in ["go.mod", "go.sum", "main.go"] {

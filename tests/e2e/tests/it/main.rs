@@ -101,6 +101,12 @@ const CASES: &[Case] = &[
         run: visibility::only_its_requests,
     },
     Case {
+        name: "a pod whose users are nobody on the host gets its devices and the driver's files",
+        needs: Needs::Driver,
+        seconds: 10,
+        run: visibility::in_a_user_namespace,
+    },
+    Case {
         name: "a whole GPU waits for the partitions of its GPU and runs when they leave",
         needs: Needs::Driver,
         seconds: 10,

@@ -77,6 +77,7 @@ pub(crate) struct Pod {
     init_containers: Vec<Value>,
     containers: Vec<Value>,
     scheduler: Option<String>,
+    user_namespace: bool,
 }
 
 impl Pod {
@@ -87,6 +88,7 @@ impl Pod {
             init_containers: Vec::new(),
             containers: Vec::new(),
             scheduler: None,
+            user_namespace: false,
         }
     }
 
@@ -126,6 +128,12 @@ impl Pod {
         self
     }
 
+    /// Its users are nobody on the host.
+    pub(crate) fn in_user_namespace(mut self) -> Self {
+        self.user_namespace = true;
+        self
+    }
+
     /// The manifest.
     pub(crate) fn json(&self) -> Value {
         json!({ "apiVersion": "v1", "kind": "Pod", "metadata": self.metadata, "spec": self.spec() })
@@ -141,6 +149,9 @@ impl Pod {
         });
         if let Some(scheduler) = &self.scheduler {
             spec["schedulerName"] = json!(scheduler);
+        }
+        if self.user_namespace {
+            spec["hostUsers"] = json!(false);
         }
         spec
     }
