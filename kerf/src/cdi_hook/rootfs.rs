@@ -2,15 +2,17 @@
 //! kernel as the container would (`RESOLVE_IN_ROOT`), on the root's own mount.
 
 use std::fs::File;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Component, Path};
 
-use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags, ResolveFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
 use rustix::io::Errno;
 
-/// Larger files are not what they should be.
-const MAX_FILE: u64 = 64 << 20;
+/// Larger files are not what they should be: a loader's cache has some 24 bytes
+/// and two names for a library, less than 200 KiB in all.
+const MAX_FILE: u64 = 4 << 20;
 
 /// A container's root folder.
 #[derive(Debug)]
@@ -35,16 +37,30 @@ impl Rootfs {
     }
 
     /// A file's content; none where there is none.
+    ///
+    /// Only a file is opened: to open a device may do something, and a FIFO
+    /// tells whoever waits at its other end.
     pub(super) fn read(&self, path: &Path) -> io::Result<Option<Vec<u8>>> {
-        // A FIFO in its place must not keep the container from starting.
-        let file = match self.open_at(path, OFlags::RDONLY | OFlags::NONBLOCK) {
+        let invalid = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why);
+        let found = match self.open_at(path, OFlags::PATH) {
             Err(Errno::NOENT) => return Ok(None),
-            file => File::from(file?),
+            found => found?,
         };
+        let is = rustix::fs::fstat(&found)?;
+        if FileType::from_raw_mode(is.st_mode) != FileType::RegularFile {
+            return Err(invalid("what is in its place is no file"));
+        }
+        // A second way by the path could end at another thing.
+        let same = format!("/proc/self/fd/{}", found.as_raw_fd());
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = File::from(rustix::fs::open(same, flags, Mode::empty())?);
+        let opened = rustix::fs::fstat(&file)?;
+        if (opened.st_dev, opened.st_ino, opened.st_mode) != (is.st_dev, is.st_ino, is.st_mode) {
+            return Err(invalid("it changed while it was opened"));
+        }
         let mut content = Vec::new();
-        if !file.metadata()?.is_file() || file.take(MAX_FILE + 1).read_to_end(&mut content)? as u64 > MAX_FILE
-        {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no file, or one of over 64 MiB"));
+        if file.take(MAX_FILE + 1).read_to_end(&mut content)? as u64 > MAX_FILE {
+            return Err(invalid("the file is larger than 4 MiB"));
         }
         Ok(Some(content))
     }
@@ -74,22 +90,35 @@ impl Rootfs {
 
     /// Makes something under another name and renames it, so that nobody who
     /// shares the folder sees it half made.
-    fn replace(&self, path: &Path, make: impl FnOnce(&OwnedFd, &str) -> io::Result<()>) -> io::Result<()> {
+    fn replace(&self, path: &Path, make: impl Fn(&OwnedFd, &str) -> io::Result<()>) -> io::Result<()> {
+        self.replace_by(path, std::iter::repeat_with(draft_name).take(16), make)
+    }
+
+    /// The same by the first of some names that nothing has.
+    fn replace_by(
+        &self,
+        path: &Path,
+        drafts: impl Iterator<Item = String>,
+        make: impl Fn(&OwnedFd, &str) -> io::Result<()>,
+    ) -> io::Result<()> {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
         let folder = self.folder(parent)?;
-        let draft = format!(".kerf-{}", std::process::id());
-        let remove = || rustix::fs::unlinkat(&folder, draft.as_str(), AtFlags::empty());
-        let _ = remove();
-        make(&folder, &draft)
-            .and_then(|()| {
-                let flags = RenameFlags::empty();
-                Ok(rustix::fs::renameat_with(&folder, draft.as_str(), &folder, name, flags)?)
-            })
-            .inspect_err(|_| {
-                let _ = remove();
-            })
+        for draft in drafts {
+            let drafted = make(&folder, &draft);
+            // Not ours: it stays.
+            if drafted.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists) {
+                continue;
+            }
+            let flags = RenameFlags::empty();
+            return drafted
+                .and_then(|()| Ok(rustix::fs::renameat_with(&folder, draft.as_str(), &folder, name, flags)?))
+                .inspect_err(|_| {
+                    let _ = rustix::fs::unlinkat(&folder, draft.as_str(), AtFlags::empty());
+                });
+        }
+        Err(io::ErrorKind::AlreadyExists.into())
     }
 
     /// A folder, made where it is not there.
@@ -124,90 +153,11 @@ impl Rootfs {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::fs;
-    use std::os::unix::fs::symlink;
-    use std::path::PathBuf;
-
-    use super::*;
-
-    /// A root with a neighbour that nothing in it may reach.
-    fn root() -> (tempfile::TempDir, PathBuf, Rootfs) {
-        let folder = tempfile::tempdir().expect("a folder");
-        let root = folder.path().join("root");
-        fs::create_dir(&root).expect("a folder");
-        fs::create_dir(folder.path().join("outside")).expect("a folder");
-        let rootfs = Rootfs::open(&root).expect("a root");
-        (folder, root, rootfs)
-    }
-
-    #[test]
-    fn links_are_made_below_folders_that_were_not_there() {
-        let (_folder, root, rootfs) = root();
-        for _ in 0..2 {
-            rootfs.link(Path::new("/usr/lib64/libcuda.so.1"), "libcuda.so.580.1").expect("a link");
-        }
-        let link = fs::read_link(root.join("usr/lib64/libcuda.so.1")).expect("a link");
-        assert_eq!(link, Path::new("libcuda.so.580.1"));
-        fs::write(root.join("usr/lib64/libcuda.so"), "a stub").expect("a file");
-        rootfs.link(Path::new("/usr/lib64/libcuda.so"), "libcuda.so.1").expect("a link");
-        assert_eq!(
-            fs::read_link(root.join("usr/lib64/libcuda.so")).expect("a link"),
-            Path::new("libcuda.so.1")
-        );
-        assert_eq!(fs::read_dir(root.join("usr/lib64")).expect("a folder").count(), 2, "a draft is left");
-    }
-
-    #[test]
-    fn a_merged_usr_is_followed() {
-        let (_folder, root, rootfs) = root();
-        fs::create_dir_all(root.join("usr/lib64")).expect("a folder");
-        symlink("/usr/lib64", root.join("lib64")).expect("a link");
-        rootfs.link(Path::new("/lib64/libcuda.so.1"), "libcuda.so.580.1").expect("a link");
-        assert!(root.join("usr/lib64/libcuda.so.1").is_symlink());
-    }
-
-    #[test]
-    fn nothing_outside_the_root_is_ever_written_or_read() {
-        let (folder, root, rootfs) = root();
-        let outside = folder.path().join("outside");
-        fs::write(outside.join("ld.so.cache"), "secret").expect("a file");
-        let attacks = [outside.display().to_string(), "../outside".to_owned(), "/proc/self/cwd".to_owned()];
-        for (number, target) in attacks.iter().enumerate() {
-            let etc = format!("etc{number}");
-            symlink(target, root.join(&etc)).expect("a link");
-            symlink(outside.join("ld.so.cache"), root.join(format!("file{number}"))).expect("a link");
-            let in_etc = Path::new(&etc).join("ld.so.cache");
-            assert!(!rootfs.has(&in_etc));
-            assert_eq!(rootfs.read(&in_etc).ok().flatten(), None);
-            assert_eq!(rootfs.read(Path::new(&format!("file{number}"))).ok().flatten(), None);
-            let _ = rootfs.write(&in_etc, b"mine");
-            let _ = rootfs.link(&Path::new(&etc).join("libcuda.so.1"), "mine");
-            // A link in the place of a file is replaced, not written through.
-            rootfs.write(Path::new(&format!("file{number}")), b"mine").expect("a file");
-            rootfs.link(Path::new("../../../outside/ld.so.cache"), "mine").expect("a link in the root");
-        }
-        assert_eq!(fs::read_to_string(outside.join("ld.so.cache")).expect("a file"), "secret");
-        assert_eq!(fs::read_dir(&outside).expect("a folder").count(), 1, "something was made outside");
-    }
-
-    #[test]
-    fn loops_folders_and_fifos_in_the_way_are_errors() {
-        let (_folder, root, rootfs) = root();
-        symlink("loop", root.join("loop")).expect("a link");
-        assert!(rootfs.link(Path::new("/loop/libcuda.so.1"), "x").is_err());
-        fs::create_dir_all(root.join("lib/libcuda.so.1/kept")).expect("a folder");
-        assert!(rootfs.link(Path::new("/lib/libcuda.so.1"), "x").is_err());
-        assert!(root.join("lib/libcuda.so.1/kept").is_dir());
-        rustix::fs::mknodat(
-            rustix::fs::CWD,
-            root.join("fifo"),
-            rustix::fs::FileType::Fifo,
-            Mode::from_raw_mode(0o644),
-            0,
-        )
-        .expect("a FIFO");
-        assert_eq!(rootfs.read(Path::new("fifo")).expect_err("no file").kind(), io::ErrorKind::InvalidData);
-    }
+/// A name that nobody who made an image could guess. A process id would not do:
+/// in a container's namespace every hook has the same few.
+fn draft_name() -> String {
+    format!(".kerf-{:016x}", RandomState::new().build_hasher().finish())
 }
+
+#[cfg(test)]
+mod tests;
