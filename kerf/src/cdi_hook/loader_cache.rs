@@ -5,11 +5,19 @@
 //! for a binary search, names at offsets from the start, and since 2.33 an
 //! extension with the names of `glibc-hwcaps` folders. Images before 2.32 have
 //! a table of the former format in front of it, which nothing reads any more.
+//!
+//! The strings of a cache are kept as one piece and never copied one by one: a
+//! hostile cache can name the same string in every entry, and what is made of
+//! it must not be larger than it is.
+
+mod order;
 
 use std::cell::Cell;
 use std::cmp::Ordering;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
+
+use self::order::compare;
 
 const FORMER_MAGIC: &[u8] = b"ld.so-1.7.0";
 const MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
@@ -40,96 +48,143 @@ pub(super) enum CacheError {
     Broken,
 }
 
-/// A library that a loader finds by name.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Library {
-    name: Vec<u8>,
-    path: Vec<u8>,
+/// A library that a loader finds by name. What it is called lies in the text.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
     flags: u32,
+    name: u32,
+    path: u32,
     os_version: u32,
     hwcap: u64,
 }
 
-impl Library {
-    /// The library under an absolute path, for this machine.
-    pub(super) fn at(path: &str) -> Option<Self> {
-        let name = Path::new(path).file_name()?.to_str()?;
-        let (name, path) = (name.as_bytes().to_vec(), path.as_bytes().to_vec());
-        Some(Self { name, path, flags: FLAGS, os_version: 0, hwcap: 0 })
+impl Entry {
+    /// Whether an entry that kerf makes would say the same but for its names.
+    fn is_plain(&self) -> bool {
+        self.flags == FLAGS && self.os_version == 0 && self.hwcap == 0
     }
 }
 
-/// All that is kept of a cache.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// All that is kept of a cache. Offsets are into `text`, where each string
+/// ends with a NUL.
+#[derive(Debug, Clone, Default)]
 pub(super) struct Cache {
-    libraries: Vec<Library>,
-    hwcaps: Vec<Vec<u8>>,
+    entries: Vec<Entry>,
+    text: Vec<u8>,
+    hwcaps: Vec<u32>,
 }
 
 impl Cache {
-    /// Reads a cache, which may be hostile.
+    /// Reads a cache, which may be hostile. An empty file is one of nothing.
     pub(super) fn decode(file: &[u8]) -> Result<Self, CacheError> {
-        let bytes = Bytes::of(current(file)?);
-        let count = bytes.u32(20)? as usize;
-        if count > bytes.all.len() / ENTRY {
-            return Err(CacheError::Broken);
+        if file.is_empty() {
+            return Ok(Self::default());
         }
-        let mut cache = Self::default();
-        for at in (0..count).map(|index| HEADER + index * ENTRY) {
-            cache.libraries.push(Library {
-                flags: bytes.u32(at)?,
-                name: bytes.text(bytes.u32(at + 4)?)?,
-                path: bytes.text(bytes.u32(at + 8)?)?,
-                os_version: bytes.u32(at + 12)?,
-                hwcap: u64::from(bytes.u32(at + 16)?) | u64::from(bytes.u32(at + 20)?) << 32,
+        let parts = Parts::of(file)?;
+        let mut entries = Vec::with_capacity(parts.count);
+        for at in (0..parts.count).map(|index| HEADER + index * ENTRY) {
+            entries.push(Entry {
+                flags: u32_at(parts.all, at)?,
+                name: parts.string(u32_at(parts.all, at + 4)?)?,
+                path: parts.string(u32_at(parts.all, at + 8)?)?,
+                os_version: u32_at(parts.all, at + 12)?,
+                hwcap: u64::from(u32_at(parts.all, at + 16)?) | u64::from(u32_at(parts.all, at + 20)?) << 32,
             });
         }
-        cache.hwcaps = bytes.hwcaps()?;
-        let known = cache.hwcaps.len() as u64;
+        let hwcaps = parts.hwcaps()?;
+        let known = hwcaps.len() as u64;
         let wrong = |hwcap: u64| hwcap & IS_INDEX != 0 && (hwcap & 0xffff_ffff) >= known;
-        if cache.libraries.iter().any(|library| wrong(library.hwcap)) {
+        if entries.iter().any(|entry| wrong(entry.hwcap)) {
             return Err(CacheError::Broken);
         }
-        Ok(cache)
+        Ok(Self { entries, text: parts.text.to_vec(), hwcaps })
     }
 
-    /// Adds libraries. Those of the same name and machine go: the driver that
-    /// runs is the only one that works.
-    pub(super) fn add(&mut self, added: impl Iterator<Item = Library>) {
-        let added: Vec<Library> = added.collect();
-        self.libraries.retain(|old| {
-            !added.iter().any(|library| library.name == old.name && library.flags == old.flags)
+    /// Adds the libraries under absolute paths, for this machine. Those of the
+    /// same name and machine go: the driver that runs is the only one that
+    /// works.
+    ///
+    /// The others stay in their order, which `ldconfig` gave them. Where an
+    /// image has them in another, its loader does not find them, and may not
+    /// find those added.
+    pub(super) fn add<'a>(&mut self, paths: impl Iterator<Item = &'a str>) {
+        let added: Vec<(&[u8], &[u8])> = paths
+            .filter_map(|path| Some((Path::new(path).file_name()?.to_str()?.as_bytes(), path.as_bytes())))
+            .collect();
+        let names: HashSet<&[u8]> = added.iter().map(|(name, _)| *name).collect();
+        let by_path: HashMap<&[u8], &[u8]> = added.iter().map(|(name, path)| (*path, *name)).collect();
+        // What a former run added has its names in the text already.
+        let mut former: HashMap<&[u8], Entry> = HashMap::new();
+        let text = &self.text;
+        self.entries.retain(|entry| {
+            let name = string(text, entry.name);
+            let goes = entry.flags == FLAGS && names.contains(name);
+            if let Some((path, of)) = by_path.get_key_value(string(text, entry.path))
+                && entry.is_plain()
+                && *of == name
+            {
+                former.insert(path, *entry);
+            }
+            !goes
         });
-        self.libraries.extend(added);
-        // Stable: libraries of one name stay in the order of their hwcaps.
-        self.libraries.sort_by(|one, other| compare(&other.name, &one.name));
+        let mut places: Vec<(usize, Entry)> = Vec::with_capacity(added.len());
+        for (name, path) in added {
+            let entry = former.remove(path).unwrap_or_else(|| Entry {
+                flags: FLAGS,
+                name: self.put(name),
+                path: self.put(path),
+                os_version: 0,
+                hwcap: 0,
+            });
+            let before = |other: &Entry| compare(string(&self.text, other.name), name) != Ordering::Less;
+            let place = self.entries.partition_point(before);
+            let among = places.partition_point(|(at, other)| *at < place || (*at == place && before(other)));
+            places.insert(among, (place, entry));
+        }
+        let old = std::mem::take(&mut self.entries);
+        self.entries.reserve_exact(old.len() + places.len());
+        let mut places = places.into_iter().peekable();
+        for (index, entry) in old.into_iter().enumerate() {
+            while let Some((_, added)) = places.next_if(|(place, _)| *place <= index) {
+                self.entries.push(added);
+            }
+            self.entries.push(entry);
+        }
+        self.entries.extend(places.map(|(_, added)| added));
+    }
+
+    fn put(&mut self, text: &[u8]) -> u32 {
+        let offset = word(self.text.len());
+        self.text.extend(text);
+        self.text.push(0);
+        offset
     }
 
     /// The file.
     pub(super) fn encode(&self) -> Vec<u8> {
-        let mut strings = Strings { from: HEADER + self.libraries.len() * ENTRY, ..Strings::default() };
-        let mut entries = Vec::new();
-        for library in &self.libraries {
-            let (name, path) = (strings.offset(&library.name), strings.offset(&library.path));
-            for word in [library.flags, name, path, library.os_version] {
-                entries.extend(word.to_le_bytes());
-            }
-            entries.extend(library.hwcap.to_le_bytes());
-        }
-        let hwcaps: Vec<u32> = self.hwcaps.iter().map(|name| strings.offset(name)).collect();
-        let length = strings.bytes.len();
-        strings.bytes.resize((strings.from + length).next_multiple_of(4) - strings.from, 0);
-        let extension = if hwcaps.is_empty() { 0 } else { strings.from + strings.bytes.len() };
+        let from = HEADER + self.entries.len() * ENTRY;
+        let end = (from + self.text.len()).next_multiple_of(4);
+        let extension = if self.hwcaps.is_empty() { 0 } else { end };
+        let in_file = |offset: u32| offset.saturating_add(word(from));
 
-        let mut file = MAGIC.to_vec();
-        for word in [word(self.libraries.len()), word(length), LITTLE_ENDIAN, word(extension), 0, 0, 0] {
+        let mut file = Vec::with_capacity(end + 24 + 4 * self.hwcaps.len());
+        file.extend(MAGIC);
+        let length = word(end - from);
+        for word in [word(self.entries.len()), length, LITTLE_ENDIAN, word(extension), 0, 0, 0] {
             file.extend(word.to_le_bytes());
         }
-        file.extend(entries);
-        file.extend(strings.bytes);
+        for entry in &self.entries {
+            for word in [entry.flags, in_file(entry.name), in_file(entry.path), entry.os_version] {
+                file.extend(word.to_le_bytes());
+            }
+            file.extend(entry.hwcap.to_le_bytes());
+        }
+        file.extend(&self.text);
+        file.resize(end, 0);
         if extension > 0 {
-            let section = [HWCAPS, 0, word(extension + 24), word(hwcaps.len() * 4)];
-            for word in [EXTENSION_MAGIC, 1].into_iter().chain(section).chain(hwcaps) {
+            let section = [HWCAPS, 0, word(extension + 24), word(self.hwcaps.len() * 4)];
+            let names = self.hwcaps.iter().map(|name| in_file(*name));
+            for word in [EXTENSION_MAGIC, 1].into_iter().chain(section).chain(names) {
                 file.extend(word.to_le_bytes());
             }
         }
@@ -137,26 +192,10 @@ impl Cache {
     }
 }
 
-/// The strings of a file, each once.
-#[derive(Default)]
-struct Strings {
-    /// Where they begin.
-    from: usize,
-    bytes: Vec<u8>,
-    known: HashMap<Vec<u8>, u32>,
-}
-
-impl Strings {
-    fn offset(&mut self, text: &[u8]) -> u32 {
-        if let Some(offset) = self.known.get(text) {
-            return *offset;
-        }
-        let offset = word(self.from + self.bytes.len());
-        self.bytes.extend(text);
-        self.bytes.push(0);
-        self.known.insert(text.to_vec(), offset);
-        offset
-    }
+/// A string of a text, which is known to have one there.
+fn string(text: &[u8], offset: u32) -> &[u8] {
+    let rest = text.get(offset as usize..).unwrap_or_default();
+    rest.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
 /// A length or offset. What is read is bounded far below.
@@ -164,101 +203,91 @@ fn word(length: usize) -> u32 {
     u32::try_from(length).unwrap_or(u32::MAX)
 }
 
-/// The part of a file in the current format.
-fn current(file: &[u8]) -> Result<&[u8], CacheError> {
-    let mut file = file;
-    if file.starts_with(FORMER_MAGIC) {
-        let count = Bytes::of(file).u32(12)? as usize;
-        let end = count.checked_mul(FORMER_ENTRY).and_then(|length| length.checked_add(FORMER_HEADER));
-        let start = end.ok_or(CacheError::Broken)?.next_multiple_of(8);
-        file = file.get(start..).ok_or(CacheError::Broken)?;
-    }
-    if file.starts_with(MAGIC) { Ok(file) } else { Err(CacheError::Unknown) }
+fn u32_at(bytes: &[u8], at: usize) -> Result<u32, CacheError> {
+    let bytes = bytes.get(at..).and_then(|rest| rest.first_chunk()).ok_or(CacheError::Broken)?;
+    Ok(u32::from_le_bytes(*bytes))
 }
 
-/// Bytes in which nothing is where it says.
-struct Bytes<'a> {
+/// Where a file's part in the current format begins.
+fn current(file: &[u8]) -> Result<usize, CacheError> {
+    let mut front = 0;
+    if file.starts_with(FORMER_MAGIC) {
+        let count = u32_at(file, 12)? as usize;
+        let end = count.checked_mul(FORMER_ENTRY).and_then(|length| length.checked_add(FORMER_HEADER));
+        front = end.ok_or(CacheError::Broken)?.next_multiple_of(8);
+    }
+    let rest = file.get(front..).ok_or(CacheError::Broken)?;
+    if rest.starts_with(MAGIC) { Ok(front) } else { Err(CacheError::Unknown) }
+}
+
+/// The parts of a file in the current format, in which nothing is where it says.
+struct Parts<'a> {
     all: &'a [u8],
-    /// How much text may still be read: in a real cache hardly any two entries
-    /// share a string, while a hostile one could name the same a million times.
+    /// What lies in front of it. Strings are at offsets from here, while the
+    /// extension's are from the start of the file.
+    front: usize,
+    /// How many entries there are room for, and said to be.
+    count: usize,
+    /// What lies between the entries and the extension.
+    text: &'a [u8],
+    /// How much text may still be looked at: in a real cache hardly any two
+    /// entries share a string, while a hostile one could name the same a
+    /// million times.
     budget: Cell<usize>,
 }
 
-impl<'a> Bytes<'a> {
-    fn of(all: &'a [u8]) -> Self {
-        Self { all, budget: Cell::new(4 * all.len()) }
+impl<'a> Parts<'a> {
+    fn of(file: &'a [u8]) -> Result<Self, CacheError> {
+        let front = current(file)?;
+        let all = file.get(front..).unwrap_or_default();
+        let count = u32_at(all, 20)? as usize;
+        let mut parts = Self { all, front, count, text: &[], budget: Cell::new(4 * all.len()) };
+        let from = count.checked_mul(ENTRY).and_then(|length| length.checked_add(HEADER));
+        let end = parts.extension()?.unwrap_or(all.len());
+        parts.text = all.get(from.ok_or(CacheError::Broken)?..end).ok_or(CacheError::Broken)?;
+        Ok(parts)
     }
 
-    fn u32(&self, at: usize) -> Result<u32, CacheError> {
-        let bytes = self.all.get(at..).and_then(|rest| rest.first_chunk()).ok_or(CacheError::Broken)?;
-        Ok(u32::from_le_bytes(*bytes))
+    /// An offset from the start of the file as one from ours.
+    fn file_offset(&self, at: usize) -> Result<usize, CacheError> {
+        u32_at(self.all, at)
+            .and_then(|offset| (offset as usize).checked_sub(self.front).ok_or(CacheError::Broken))
     }
 
-    fn text(&self, at: u32) -> Result<Vec<u8>, CacheError> {
-        let rest = self.all.get(at as usize..).ok_or(CacheError::Broken)?;
+    fn extension(&self) -> Result<Option<usize>, CacheError> {
+        if u32_at(self.all, 32)? == 0 { Ok(None) } else { self.file_offset(32).map(Some) }
+    }
+
+    /// Where a string that is at an offset in the file is in the text.
+    fn string(&self, at: u32) -> Result<u32, CacheError> {
+        let offset = (at as usize).checked_sub(HEADER + self.count * ENTRY).ok_or(CacheError::Broken)?;
+        let rest = self.text.get(offset..).ok_or(CacheError::Broken)?;
         // No path is longer.
         let rest = rest.get(..4096).unwrap_or(rest);
         let length = rest.iter().position(|byte| *byte == 0).ok_or(CacheError::Broken)?;
         self.budget.set(self.budget.get().checked_sub(length).ok_or(CacheError::Broken)?);
-        Ok(rest.get(..length).unwrap_or_default().to_vec())
+        Ok(word(offset))
     }
 
-    fn hwcaps(&self) -> Result<Vec<Vec<u8>>, CacheError> {
-        let start = self.u32(32)? as usize;
-        if start == 0 {
-            return Ok(Vec::new());
-        }
-        if self.u32(start)? != EXTENSION_MAGIC {
+    fn hwcaps(&self) -> Result<Vec<u32>, CacheError> {
+        let Some(start) = self.extension()? else { return Ok(Vec::new()) };
+        if u32_at(self.all, start)? != EXTENSION_MAGIC {
             return Err(CacheError::Broken);
         }
         // A section is 16 bytes.
-        let sections = (self.u32(start + 4)? as usize).min(self.all.len() / 16);
+        let sections = (u32_at(self.all, start + 4)? as usize).min(self.all.len() / 16);
         for section in (0..sections).map(|index| start + 8 + index * 16) {
-            if self.u32(section)? == HWCAPS {
-                let (from, size) = (self.u32(section + 8)? as usize, self.u32(section + 12)? as usize);
-                let names = size.min(self.all.len()) / 4;
-                return (0..names).map(|index| self.text(self.u32(from + index * 4)?)).collect();
+            if u32_at(self.all, section)? == HWCAPS {
+                let from = self.file_offset(section + 8)?;
+                let names = u32_at(self.all, section + 12)? as usize / 4;
+                if from < start || names > self.all.len() / 4 {
+                    return Err(CacheError::Broken);
+                }
+                return (0..names).map(|index| self.string(u32_at(self.all, from + index * 4)?)).collect();
             }
         }
         Ok(Vec::new())
     }
-}
-
-/// The order of the loader's search, `_dl_cache_libcmp`: runs of digits count
-/// as numbers, and come after everything else.
-fn compare(one: &[u8], other: &[u8]) -> Ordering {
-    let (mut one, mut other) = (one, other);
-    loop {
-        match (one.first(), other.first()) {
-            (None, None) => return Ordering::Equal,
-            (None, Some(_)) => return Ordering::Less,
-            (Some(_), None) => return Ordering::Greater,
-            (Some(a), Some(b)) if a.is_ascii_digit() && b.is_ascii_digit() => {
-                let (value, rest) = number(one);
-                let (other_value, other_rest) = number(other);
-                if value != other_value {
-                    return value.cmp(&other_value);
-                }
-                (one, other) = (rest, other_rest);
-            }
-            (Some(a), Some(_)) if a.is_ascii_digit() => return Ordering::Greater,
-            (Some(_), Some(b)) if b.is_ascii_digit() => return Ordering::Less,
-            (Some(a), Some(b)) if a != b => return a.cmp(b),
-            _ => {
-                one = one.get(1..).unwrap_or_default();
-                other = other.get(1..).unwrap_or_default();
-            }
-        }
-    }
-}
-
-fn number(text: &[u8]) -> (u64, &[u8]) {
-    let length = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    let (digits, rest) = text.split_at(length);
-    let value = digits
-        .iter()
-        .fold(0_u64, |value, digit| value.saturating_mul(10).saturating_add(u64::from(digit - b'0')));
-    (value, rest)
 }
 
 #[cfg(test)]
