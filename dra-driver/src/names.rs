@@ -122,10 +122,19 @@ impl DriverName {
         format!("k8s.{}/claim", self.0)
     }
 
-    /// The registration socket's file name. It contains `@`, without which h2
-    /// refuses the `:authority` that a kubelet sends (docs/decisions.md).
-    pub fn registration_socket(&self) -> String {
-        format!("{}@reg.sock", self.0)
+    /// The registration socket's file name, of one instance or of the only one.
+    /// It contains `@`, without which h2 refuses the `:authority` that a kubelet
+    /// sends (docs/decisions.md).
+    pub fn registration_socket(&self, instance: Option<&str>) -> String {
+        match instance {
+            Some(instance) => format!("{}@{instance}-reg.sock", self.0),
+            None => format!("{}@reg.sock", self.0),
+        }
+    }
+
+    /// Whether a file has the name of a registration socket of this driver.
+    pub fn is_registration_socket(&self, name: &str) -> bool {
+        name.strip_prefix(&self.0).is_some_and(|rest| rest.starts_with('@') && rest.ends_with("reg.sock"))
     }
 }
 

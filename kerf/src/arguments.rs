@@ -186,6 +186,11 @@ pub(crate) struct NodeArguments {
     pub(crate) roots: RootArguments,
     #[command(flatten)]
     pub(crate) hook: HookArguments,
+    /// What tells this process from others on the node: its pod's UID. The names
+    /// of its sockets contain it, so that in a rolling update the former instance
+    /// serves until the kubelet knows the new one.
+    #[arg(long, env = "POD_UID", value_parser = instance)]
+    pub(crate) instance: Option<String>,
     /// Whether kerf changes the MIG mode of GPUs when a claim needs the other
     /// one: `manage` or `keep`. Default: `manage` from Hopper on. Ampere GPUs
     /// and vGPU guests are always kept, since a change needs a reset there.
@@ -208,6 +213,15 @@ pub(crate) struct NodeArguments {
     /// What is logged: a level, or a filter such as `info,kerf_controller=debug`.
     #[arg(long, env = "LOG_LEVEL", default_value = "info")]
     pub(crate) log_level: String,
+}
+
+/// A part of a socket's name.
+fn instance(text: &str) -> Result<String, String> {
+    let is_good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    if text.is_empty() || text.len() > 63 || !text.bytes().all(is_good) {
+        return Err("it is not 1 to 63 letters, digits and dashes, as a pod's UID is".to_owned());
+    }
+    Ok(text.to_owned())
 }
 
 /// A node name of which a pool's name can be made.

@@ -2,13 +2,15 @@
 //! operators look at.
 //!
 //! The order of starting is the order of trust: the journal is read and what a
-//! crash left is settled before the hardware is described; slices are
-//! published once the kubelet's socket serves. On SIGTERM the sockets go and
-//! the slices stay, so that a quick restart withdraws nothing.
+//! crash left is settled before the hardware is described; the kubelet's socket
+//! is served once GPUs are known; slices are published once it serves. On SIGTERM
+//! the sockets go and the slices stay, so that a quick restart withdraws nothing.
 
 mod api_claims;
 mod http;
 mod metrics;
+mod publishing;
+mod readiness;
 mod status_socket;
 
 use std::future::Future;
@@ -17,15 +19,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use kerf_controller::{DesiredPools, Identity, PublishStatus, Publisher};
+use kerf_controller::{Identity, PublishStatus};
 use kerf_dra_driver::inventory::Inventory;
 use kerf_dra_driver::model::Settings;
 use kerf_dra_driver::names::gpu_pool;
 use kerf_dra_driver::status::{self, NodeStatus, Publication};
 use kerf_gpu::{NvmlHardware, Roots};
-use kerf_kubelet_plugin::{
-    Channels, ExtraMount, HookProgram, NodeLayout, Owner, Plugin, PluginConfig, Registration, Stored,
-};
+use kerf_kubelet_plugin::{ExtraMount, HookProgram, NodeLayout, Plugin, PluginConfig};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -36,7 +36,7 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::prelude::*;
 
 use self::api_claims::ApiClaims;
-use self::status_socket::StatusSocket;
+use self::publishing::{Outlets, Publishing};
 use crate::arguments::NodeArguments;
 use crate::memory;
 
@@ -78,6 +78,7 @@ impl Wanted {
             node_name,
             roots,
             hook,
+            instance,
             mig_mode,
             mig_profiles,
             foreign_partitions,
@@ -88,6 +89,7 @@ impl Wanted {
         let hardware = roots.hardware();
         let config = PluginConfig {
             pool: gpu_pool(&node_name),
+            instance,
             plugin_dir: kubelet.plugin_dir(),
             registry_dir: kubelet.registry_dir(),
             pod_resources_socket: kubelet.pod_resources_socket(),
@@ -118,70 +120,54 @@ async fn serve(arguments: NodeArguments) -> Result<()> {
         "the API server's address and credentials were not found (run in a pod, or set KUBECONFIG)",
     )?;
 
-    let inventory = watch::Sender::new(None);
+    let outlets = Outlets::new();
     let claims = Arc::new(ApiClaims::new(client.clone()));
-    let plugin = Plugin::new(config, Arc::new(NvmlHardware::new(roots)), claims, inventory.subscribe())?;
-    let socket = StatusSocket::bind(&plugin_dir).context("the status socket cannot be made")?;
+    let plugin =
+        Plugin::new(config, Arc::new(NvmlHardware::new(roots)), claims, outlets.inventory.subscribe())?;
     let listener = TcpListener::bind(http_address)
         .await
         .with_context(|| format!("{http_address} cannot be served (see --http-address)"))?;
 
-    let stored = watch::Sender::new(Stored::default());
-    let channels = Channels {
-        inventory: inventory.clone(),
-        layout: watch::Sender::new(None),
-        trouble: watch::Sender::new(None),
-        stored: stored.subscribe(),
-    };
-    let (layout, trouble) = (channels.layout.subscribe(), channels.trouble.subscribe());
-    let owner =
-        Owner::new(plugin.clone(), channels).context("the records of what was published cannot be read")?;
-    let desired = watch::Sender::new(None);
-    let identity = Identity { driver: settings.driver.clone(), node: settings.node.clone() };
-    // A claim on what is published must find somebody who prepares it.
-    let (publisher, outcome) =
-        Publisher::new(client.clone(), identity, desired.subscribe(), plugin.serving());
+    let published = outlets.published.subscribe();
     let missing = watch::Sender::new(vec!["kerf node is starting".to_owned()]);
-    let registry = Arc::new(metrics::registry(plugin.clone(), outcome.clone(), missing.subscribe()));
+    let registry = Arc::new(metrics::registry(plugin.clone(), published.clone(), missing.subscribe()));
     let report = Report {
-        settings,
+        settings: settings.clone(),
         plugin: plugin.clone(),
-        inventory: inventory.subscribe(),
-        layout: layout.clone(),
-        published: outcome.clone(),
+        inventory: outlets.inventory.subscribe(),
+        layout: outlets.layout.subscribe(),
+        published: published.clone(),
         missing: missing.subscribe(),
     };
 
     let mut parts = JoinSet::new();
     let http = http::serve(listener, missing.subscribe(), registry, cancel.clone());
     part(&mut parts, "the HTTP server", async { http.await.map_err(Into::into) });
-    let stop = cancel.clone();
-    part(&mut parts, "the status socket", async move {
-        let report = Arc::new(report);
-        let answer = move || -> status_socket::Answer {
-            let report = Arc::clone(&report);
-            Box::pin(async move { report.json().await })
-        };
-        Ok(socket.serve(answer, stop).await?)
-    });
-    let readiness = keep_readiness(plugin.registration(), outcome.clone(), trouble, missing, cancel.clone());
+    let readiness = readiness::keep(plugin.registration(), outlets.clone(), missing, cancel.clone());
     part(&mut parts, "readiness", readiness);
-    let serving = plugin.clone();
-    let slim = memory::keep_slim(inventory.subscribe(), outcome.clone(), plugin.journal(), cancel.clone());
+    let slim = memory::keep_slim(outlets.inventory.subscribe(), published, plugin.journal(), cancel.clone());
     part(&mut parts, "the heap", slim);
+    let publishing = Publishing {
+        plugin: plugin.clone(),
+        client,
+        identity: Identity { driver: settings.driver.clone(), node: settings.node.clone() },
+        plugin_dir,
+        report: Arc::new(report),
+        outlets: outlets.clone(),
+    };
     let stop = cancel.clone();
     part(&mut parts, "the kubelet's side", async move {
-        serving.start().await.context("what a former process left cannot be settled")?;
-        serving.listen(stop.clone()).context("GPUs cannot be listened to")?;
-        let mut tasks = JoinSet::new();
-        let (reconciling, until) = (serving.clone(), stop.clone());
-        tasks.spawn(async move { reconciling.keep_reconciled(until).await });
-        tasks.spawn(owner.run(stop.clone()));
-        tasks.spawn(bridge(layout, desired, outcome, stored, stop.clone()));
-        tasks.spawn(publisher.run(stop.clone()));
-        serving.serve(stop).await?;
-        tasks.join_all().await;
-        Ok(())
+        plugin.start().await.context("what a former process left cannot be settled")?;
+        plugin.listen(stop.clone()).context("GPUs cannot be listened to")?;
+        let publishing = tokio::spawn(publishing.run(stop.clone()));
+        // A former instance serves meanwhile: the kubelet gets to know this one
+        // when it can prepare.
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = outlets.until_known() => {}
+        }
+        plugin.serve(stop).await;
+        Ok(publishing.await?)
     });
 
     let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be caught")?;
@@ -207,89 +193,6 @@ fn part(
     work: impl Future<Output = Result<()>> + Send + 'static,
 ) {
     parts.spawn(async move { work.await.with_context(|| format!("{name} failed")) });
-}
-
-/// Carries layouts to the publisher, and back which of them is stored.
-async fn bridge(
-    mut layouts: watch::Receiver<Option<Arc<NodeLayout>>>,
-    desired: watch::Sender<Option<Arc<DesiredPools>>>,
-    mut published: watch::Receiver<PublishStatus>,
-    stored: watch::Sender<Stored>,
-    cancel: CancellationToken,
-) {
-    let mut last: Option<(Arc<NodeLayout>, Arc<DesiredPools>)> = None;
-    loop {
-        let layout = layouts.borrow_and_update().clone();
-        if let Some(layout) =
-            layout.filter(|layout| last.as_ref().is_none_or(|(sent, _)| !Arc::ptr_eq(sent, layout)))
-        {
-            let pools: Arc<DesiredPools> = Arc::new(layout.slices.iter().cloned().collect());
-            last = Some((layout, Arc::clone(&pools)));
-            desired.send_replace(Some(pools));
-        }
-        let status = published.borrow_and_update().clone();
-        stored.send_if_modified(|stored| {
-            let is_last = |pools: &Arc<DesiredPools>| {
-                last.as_ref()
-                    .filter(|(_, sent)| Arc::ptr_eq(sent, pools))
-                    .map(|(layout, _)| Arc::clone(layout))
-            };
-            let layout = status.stored.as_ref().and_then(is_last);
-            // Once found missing, they are not hoped for again: what is
-            // published without them would be in use by then.
-            let counters = stored.counters && !status.dropped.iter().any(|feature| feature.guards());
-            let same = match (&stored.layout, &layout) {
-                (Some(before), Some(now)) => Arc::ptr_eq(before, now),
-                (None, None) => true,
-                _ => false,
-            };
-            let changed = !same || stored.counters != counters;
-            *stored = Stored { layout, counters };
-            changed
-        });
-        tokio::select! {
-            () = cancel.cancelled() => return,
-            changed = layouts.changed() => if changed.is_err() { return },
-            changed = published.changed() => if changed.is_err() { return },
-        }
-    }
-}
-
-/// Keeps the list of what is missing until the node is ready.
-async fn keep_readiness(
-    mut registration: watch::Receiver<Registration>,
-    mut published: watch::Receiver<PublishStatus>,
-    mut trouble: watch::Receiver<Option<String>>,
-    missing: watch::Sender<Vec<String>>,
-    cancel: CancellationToken,
-) -> Result<()> {
-    loop {
-        let mut reasons: Vec<String> = trouble.borrow_and_update().clone().into_iter().collect();
-        reasons.extend(match &*registration.borrow_and_update() {
-            Registration::Registered => None,
-            Registration::Waiting => Some("the kubelet has not registered the plugin".to_owned()),
-            Registration::Refused(reason) => Some(format!("the kubelet refuses the plugin: {reason}")),
-        });
-        reasons.extend(published.borrow_and_update().missing());
-        missing.send_if_modified(|last| {
-            if *last == reasons {
-                return false;
-            }
-            if reasons.is_empty() {
-                info!("ready");
-            } else {
-                info!(missing = reasons.join("; "), "not ready");
-            }
-            *last = reasons;
-            true
-        });
-        tokio::select! {
-            () = cancel.cancelled() => return Ok(()),
-            changed = registration.changed() => changed?,
-            changed = published.changed() => changed?,
-            changed = trouble.changed() => changed?,
-        }
-    }
 }
 
 /// How long a status waits for the hardware before it tells the last inventory.

@@ -201,13 +201,32 @@ impl Disk {
         }
     }
 
-    /// Removes a file; whether there was one.
+    /// Removes a file; whether there was one. It may have been removed before
+    /// without the folder being synced, so that is done in any case.
     pub(crate) fn remove(&self, folder: &Path, name: &str, durability: Durability) -> io::Result<bool> {
+        let removed = self.unlink(folder, name)?;
+        match durability {
+            Durability::Durable => self.sync(folder)?,
+            Durability::Ordered | Durability::Derived => {}
+        }
+        Ok(removed)
+    }
+
+    /// Removes a file as far as whoever looks can tell; whether there was one.
+    pub(crate) fn unlink(&self, folder: &Path, name: &str) -> io::Result<bool> {
         match self.files.remove(&folder.join(name)) {
-            Ok(()) if durability == Durability::Durable => self.files.sync_folder(folder).map(|()| true),
             Ok(()) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(error) => Err(error),
+        }
+    }
+
+    /// Returns when what was removed from a folder cannot come back.
+    pub(crate) fn sync(&self, folder: &Path) -> io::Result<()> {
+        match self.files.sync_folder(folder) {
+            // Nothing comes back into a folder that is not there.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            synced => synced,
         }
     }
 

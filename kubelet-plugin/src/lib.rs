@@ -24,6 +24,7 @@ mod effects;
 mod errors;
 mod events;
 mod hook_program;
+mod instances;
 mod lock;
 mod metrics;
 mod owner;
@@ -47,18 +48,19 @@ pub use disk::{Files, HostFiles};
 pub use effects::StepError;
 pub use errors::{PrepareError, UndoError, WorkError};
 pub use hook_program::{HookProgram, HookProgramError};
+pub use instances::{Instances, Lead, Others};
 pub use metrics::{BUCKETS, Counted, Metrics, Operation};
 pub use owner::{Channels, NodeLayout, Owner, Stored};
 pub use plugin::{ClaimRequest, ObserveError, Observed, Plugin, PluginConfig, PluginError};
 pub use registration::Registration;
-pub use server::{DRA_SOCKET, ServeError};
+pub use server::ServeError;
 pub use socket::{SocketFile, SocketFolders};
 pub use store::StoreError;
 pub use view::{JournalView, StuckMode};
 pub use work::PreparedDevice;
 
 /// An error and its causes in one sentence.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

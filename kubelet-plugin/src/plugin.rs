@@ -33,6 +33,7 @@ use crate::hook_program::HookProgram;
 use crate::lock::{Held, Locks};
 use crate::metrics::{Metrics, Operation};
 use crate::registration::Registration;
+use crate::server::SocketPaths;
 use crate::store::{Store, StoreError};
 use crate::view::JournalView;
 use crate::work::{Outcome, PreparedDevice, Work};
@@ -50,6 +51,8 @@ pub struct PluginConfig {
     pub settings: Settings,
     /// The pool that this node's GPUs are published in.
     pub pool: String,
+    /// What tells this process from others of the node: its pod's UID.
+    pub instance: Option<String>,
     /// `/var/lib/kubelet/plugins/<driver>`: sockets and state.
     pub plugin_dir: PathBuf,
     /// `/var/lib/kubelet/plugins_registry`.
@@ -206,6 +209,19 @@ impl Plugin {
     /// read again.
     pub fn hardware_changed(&self) -> watch::Receiver<u64> {
         self.inner.work.hardware_changed.subscribe()
+    }
+
+    /// Reads the journal anew: another instance may have written it.
+    pub async fn refresh(&self) {
+        let work = Arc::clone(&self.inner.work);
+        if let Some(Err(error)) = blocking(move || work.store.refresh()).await {
+            warn!(error = crate::chain(&error), "the journal cannot be read anew");
+        }
+    }
+
+    /// Where the kubelet calls.
+    pub fn dra_socket(&self) -> PathBuf {
+        SocketPaths::of(&self.inner.config).dra
     }
 
     /// The running boot.

@@ -19,9 +19,12 @@ use tracing::{info, warn};
 
 use crate::claims::ClaimSourceError;
 use crate::errors::{PrepareError, UndoError, WorkError};
+use crate::instances::Others;
 use crate::metrics::Operation;
 use crate::plugin::{BUDGET, Inner, Plugin, PluginError, blocking};
 use crate::pods;
+use crate::server::ServeError;
+use crate::socket::SocketFolders;
 use crate::work::{Outcome, Work, missing};
 
 /// How long a claim must be gone from the API before what it has is taken.
@@ -50,6 +53,31 @@ impl Plugin {
         self.inner.reconcile_entries().await;
         self.inner.reconcile_specs().await;
         Ok(())
+    }
+
+    /// Reads the journal anew whenever somebody writes it, as long as there is
+    /// another instance. Its work that had begun goes on after it handed over.
+    pub async fn follow(&self, others: Others, cancel: CancellationToken) {
+        let follow = async {
+            let mut folder = SocketFolders::new(vec![self.inner.work.store.folder().to_owned()])?;
+            loop {
+                folder.watch()?;
+                let are_there = others.are_there();
+                self.refresh().await;
+                if !are_there {
+                    return Ok::<_, ServeError>(());
+                }
+                folder.changed().await?;
+            }
+        };
+        tokio::select! {
+            () = cancel.cancelled() => {}
+            followed = follow => {
+                if let Err(error) = followed {
+                    warn!(error = crate::chain(&error), "what another instance writes is seen with the next round");
+                }
+            }
+        }
     }
 
     /// Reconciles once. What cannot be made right now is logged, and tried

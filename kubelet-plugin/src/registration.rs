@@ -28,6 +28,8 @@ pub enum Registration {
     Registered,
     /// It refused, with its reason. It tries again by itself.
     Refused(String),
+    /// A socket cannot be made, for this reason. It is tried again.
+    Unserved(String),
 }
 
 /// The registration service.

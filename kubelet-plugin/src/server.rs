@@ -1,5 +1,5 @@
 //! What the kubelet calls: two sockets, served, and made anew when they are
-//! gone.
+//! gone. What keeps one from being made is said, and tried again.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,21 +12,23 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tracing::{info, warn};
 
-use crate::plugin::Plugin;
+use crate::plugin::{Plugin, PluginConfig};
 use crate::proto::dra_v1::dra_plugin_server::DraPluginServer as V1;
 use crate::proto::dra_v1beta1::dra_plugin_server::DraPluginServer as V1Beta1;
 use crate::proto::registration::registration_server::RegistrationServer;
 use crate::registration::{Registration, Service};
-use crate::socket::{SocketFile, SocketFolders};
-
-/// The DRA socket's file name. It contains `@`: see
-/// `DriverName::registration_socket`.
-pub const DRA_SOCKET: &str = "dra@plugin.sock";
+use crate::socket::{self, SocketFile, SocketFolders};
 
 /// How long the kubelet has to register before the socket is made anew.
 const REGISTRATION_TIME: Duration = Duration::from_secs(30);
+/// When a socket that could not be made is tried again, if nothing happens in
+/// its folder before.
+const RETRY: Duration = Duration::from_secs(10);
 
-/// Why the plugin cannot serve.
+/// The longest path of a socket: `sun_path` less its end, see unix(7).
+const MAX_PATH: usize = 107;
+
+/// Why something cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// A socket cannot be made.
@@ -53,58 +55,167 @@ pub enum ServeError {
         /// On which socket.
         path: PathBuf,
     },
+    /// It cannot be told which instance of the node publishes.
+    #[error("which instance publishes cannot be told ({})", path.display())]
+    Instances {
+        /// The folder of the instances.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Where the kubelet finds this instance.
+///
+/// A pod's UID is in both names: in a rolling update the former instance serves
+/// until the kubelet knows the new one.
+#[derive(Debug, Clone)]
+pub(crate) struct SocketPaths {
+    pub(crate) dra: PathBuf,
+    pub(crate) registration: PathBuf,
+}
+
+impl SocketPaths {
+    pub(crate) fn of(config: &PluginConfig) -> Self {
+        let paths = |instance: Option<&str>| {
+            // Both names contain `@`: see `DriverName::registration_socket`.
+            let dra = instance
+                .map_or_else(|| "dra@plugin.sock".to_owned(), |instance| format!("dra@{instance}.sock"));
+            let registration = config.settings.driver.registration_socket(instance);
+            Self { dra: config.plugin_dir.join(dra), registration: config.registry_dir.join(registration) }
+        };
+        let whole = paths(config.instance.as_deref());
+        if whole.dra.as_os_str().len().max(whole.registration.as_os_str().len()) <= MAX_PATH {
+            return whole;
+        }
+        // The last group of a UID is random enough for two instances.
+        paths(config.instance.as_deref().and_then(|instance| instance.rsplit('-').next()))
+    }
+}
+
+/// The two sockets, as far as they are served.
+#[derive(Default)]
+struct Sockets {
+    dra: Option<Socket>,
+    registration: Option<Socket>,
+}
+
+impl Sockets {
+    /// The registration first: the kubelet must not call what is gone.
+    async fn stop(&mut self) {
+        for socket in [self.registration.take(), self.dra.take()].into_iter().flatten() {
+            socket.stop().await;
+        }
+    }
+
+    /// Returns when one of the servers ended by itself.
+    async fn ended(&mut self) -> ServeError {
+        let path = tokio::select! {
+            path = ended(&mut self.dra) => path,
+            path = ended(&mut self.registration) => path,
+        };
+        ServeError::Ended { path }
+    }
+}
+
+async fn ended(socket: &mut Option<Socket>) -> PathBuf {
+    match socket {
+        Some(socket) => {
+            socket.ended().await;
+            socket.path.clone()
+        }
+        None => std::future::pending().await,
+    }
 }
 
 impl Plugin {
     /// Serves the kubelet until `cancel`; then the sockets are removed.
     ///
     /// The DRA socket comes first: once registered, the kubelet may call.
-    pub async fn serve(&self, cancel: CancellationToken) -> Result<(), ServeError> {
+    pub async fn serve(&self, cancel: CancellationToken) {
+        let mut sockets = Sockets::default();
+        let paths = SocketPaths::of(&self.inner.config);
+        for path in [&paths.dra, &paths.registration] {
+            socket::sweep(path);
+        }
+        loop {
+            tokio::select! {
+                () = cancel.cancelled() => break,
+                Err(error) = self.keep_served(&mut sockets, &paths) => {
+                    let error = crate::chain(&error);
+                    warn!(error, "the kubelet cannot be served, trying again");
+                    self.inner.registration.send_replace(Registration::Unserved(error));
+                }
+            }
+            tokio::select! {
+                () = cancel.cancelled() => break,
+                () = self.until_retry() => {}
+            }
+        }
+        sockets.stop().await;
+        self.inner.registration.send_replace(Registration::Waiting);
+    }
+
+    /// Waits until something happened in the sockets' folders, or for a while.
+    async fn until_retry(&self) {
         let config = &self.inner.config;
-        let dra = config.plugin_dir.join(DRA_SOCKET);
-        let registration = config.registry_dir.join(config.settings.driver.registration_socket());
+        let changed = async {
+            let folders = vec![config.plugin_dir.clone(), config.registry_dir.clone()];
+            let mut folders = SocketFolders::new(folders)?;
+            folders.watch()?;
+            folders.changed().await
+        };
+        let wait = async {
+            if changed.await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        let _ = tokio::time::timeout(RETRY, wait).await;
+    }
+
+    async fn keep_served(&self, sockets: &mut Sockets, paths: &SocketPaths) -> Result<(), ServeError> {
+        let config = &self.inner.config;
         let mut folders = SocketFolders::new(vec![config.plugin_dir.clone(), config.registry_dir.clone()])?;
-        let mut dra_server = self.serve_dra(&dra)?;
-        self.inner.serving.send_replace(true);
-        let mut registration_server = self.serve_registration(&registration, &dra)?;
         let mut state = self.registration();
         let mut deadline = Instant::now() + REGISTRATION_TIME;
-        let result = loop {
+        loop {
             folders.watch()?;
-            let is_dra_gone = !dra_server.file.is_in_place();
+            let is_dra_gone = !Socket::is_in_place(sockets.dra.as_ref());
             if is_dra_gone {
-                warn!(socket = %dra.display(), "the socket was removed; making it anew");
-                dra_server.stop().await;
-                dra_server = self.serve_dra(&dra)?;
+                if let Some(gone) = sockets.dra.take() {
+                    warn!(socket = %paths.dra.display(), "the socket was removed; making it anew");
+                    gone.stop().await;
+                }
+                sockets.dra = Some(self.serve_dra(&paths.dra)?);
+                self.inner.serving.send_replace(true);
             }
-            if is_dra_gone || !registration_server.file.is_in_place() {
-                warn!(socket = %registration.display(), "making the socket anew, for the kubelet to register");
-                registration_server.stop().await;
-                registration_server = self.serve_registration(&registration, &dra)?;
+            if is_dra_gone || !Socket::is_in_place(sockets.registration.as_ref()) {
+                if let Some(gone) = sockets.registration.take() {
+                    warn!(socket = %paths.registration.display(), "making the socket anew, for the kubelet to register");
+                    gone.stop().await;
+                }
+                sockets.registration = Some(self.serve_registration(&paths.registration, &paths.dra)?);
                 deadline = Instant::now() + REGISTRATION_TIME;
                 // The folders may have gone with the sockets.
                 continue;
             }
             let is_unregistered = *state.borrow_and_update() != Registration::Registered;
             tokio::select! {
-                () = cancel.cancelled() => break Ok(()),
-                changed = folders.changed() => if changed.is_err() { break changed },
-                said = state.changed() => if said.is_err() { break Ok(()) },
+                changed = folders.changed() => changed?,
+                said = state.changed() => if said.is_err() { return Ok(()) },
                 () = tokio::time::sleep_until(deadline), if is_unregistered => {
                     warn!("the kubelet has not registered this plugin; making the socket anew");
-                    deadline = Instant::now() + REGISTRATION_TIME;
-                    registration_server.stop().await;
-                    registration_server = self.serve_registration(&registration, &dra)?;
+                    if let Some(unheard) = sockets.registration.take() {
+                        unheard.stop().await;
+                    }
                 }
-                () = dra_server.ended() => break Err(ServeError::Ended { path: dra.clone() }),
-                () = registration_server.ended() => break Err(ServeError::Ended { path: registration.clone() }),
+                error = sockets.ended() => {
+                    sockets.stop().await;
+                    return Err(error);
+                }
             }
-        };
-        // The registration first: the kubelet must not call what is gone.
-        registration_server.stop().await;
-        dra_server.stop().await;
-        self.inner.registration.send_replace(Registration::Waiting);
-        result
+        }
     }
 
     fn serve_dra(&self, path: &Path) -> Result<Socket, ServeError> {
@@ -140,6 +251,7 @@ impl Plugin {
 
 /// A served socket.
 struct Socket {
+    path: PathBuf,
     file: SocketFile,
     stop: CancellationToken,
     task: JoinHandle<Result<(), tonic::transport::Error>>,
@@ -157,7 +269,11 @@ impl Socket {
         let stop = CancellationToken::new();
         let task = start(UnixListenerStream::new(listener), stop.clone());
         info!(socket = %path.display(), "serving");
-        Ok(Self { file, stop, task })
+        Ok(Self { path: path.to_owned(), file, stop, task })
+    }
+
+    fn is_in_place(socket: Option<&Self>) -> bool {
+        socket.is_some_and(|socket| socket.file.is_in_place())
     }
 
     async fn ended(&mut self) {
@@ -167,13 +283,43 @@ impl Socket {
     /// Removes the file and stops serving. Calls that run are not cancelled:
     /// their work is in tasks of its own.
     async fn stop(self) {
-        let Self { file, stop, mut task } = self;
+        let Self { path: _, file, stop, mut task } = self;
         // While its listener is open: see `SocketFile`.
         drop(file);
         stop.cancel();
         // Connections that the kubelet keeps open would hold it up for ever.
         if !task.is_finished() && tokio::time::timeout(Duration::from_secs(2), &mut task).await.is_err() {
             task.abort();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use crate::testing::Node;
+
+    use super::*;
+
+    #[test]
+    fn the_sockets_of_a_pod_fit_into_a_socket_address() {
+        let root = tempfile::tempdir().expect("a folder");
+        let config = Node::new(root.path(), Vec::new()).expect("a node").config();
+        let uid = "0f2c8f0e-5a43-4d5f-9c57-2b9d6f2f4f0d";
+        let root = "/var/lib/kubelet";
+        for (registry, ends) in
+            [(root.to_owned(), uid), (format!("{root}{}", "/x".repeat(25)), "2b9d6f2f4f0d")]
+        {
+            let paths = SocketPaths::of(&PluginConfig {
+                instance: Some(uid.to_owned()),
+                plugin_dir: Path::new(root).join("plugins"),
+                registry_dir: registry.into(),
+                ..config.clone()
+            });
+            assert!(paths.dra.ends_with(format!("dra@{ends}.sock")), "{paths:?}");
+            assert!(paths.registration.ends_with(format!("gpu.nvidia.com@{ends}-reg.sock")), "{paths:?}");
+            assert!(paths.registration.as_os_str().len() <= MAX_PATH, "{paths:?}");
         }
     }
 }

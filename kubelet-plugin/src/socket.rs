@@ -1,15 +1,18 @@
 //! The files of sockets and the folders they are in, which others delete and
-//! replace: who serves a socket watches, looks, and then waits.
+//! replace: who serves a socket watches, looks, and then waits. What stands in a
+//! socket's place and cannot be removed is waited for too.
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::UnixStream as StdStream;
 use std::path::{Path, PathBuf};
 
 use futures::StreamExt;
 use inotify::{EventStream, Inotify, WatchMask};
 use tokio::net::UnixListener;
 
+use crate::disk::{Files, HostFiles};
 use crate::server::ServeError;
 
 /// How often a folder is made that somebody removes at the same time.
@@ -26,12 +29,13 @@ pub struct SocketFile {
 }
 
 impl SocketFile {
-    /// Binds a socket. What another process left or made there is replaced.
+    /// Binds a socket. What another process left or made there is replaced: a
+    /// file, or an empty folder.
     pub fn bind(path: &Path) -> Result<(UnixListener, Self), ServeError> {
         let folder = path.parent().unwrap_or(Path::new("/"));
         let bind = || {
             // One that a killed process left would refuse the bind.
-            match fs::remove_file(path) {
+            match HostFiles.remove(path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
@@ -52,6 +56,28 @@ impl Drop for SocketFile {
     fn drop(&mut self) {
         if self.is_in_place() {
             let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Removes what killed instances left beside a socket: files of the same kind,
+/// told by the name up to its `@`, on which nobody answers. A kubelet tries dead
+/// registration sockets for ever.
+pub(crate) fn sweep(path: &Path) {
+    let kind = |path: &Path| {
+        let name = path.file_name()?.to_str()?;
+        name.split_once('@').map(|(kind, _)| kind.to_owned())
+    };
+    let Some(ours) = kind(path) else { return };
+    let Some(Ok(entries)) = path.parent().map(fs::read_dir) else { return };
+    for other in entries.flatten().map(|entry| entry.path()).filter(|other| other != path) {
+        let is_of_kind = kind(&other).is_some_and(|kind| kind == ours);
+        let is_socket = || fs::symlink_metadata(&other).is_ok_and(|found| found.file_type().is_socket());
+        let is_dead = || {
+            StdStream::connect(&other).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+        };
+        if is_of_kind && is_socket() && is_dead() {
+            let _ = fs::remove_file(&other);
         }
     }
 }

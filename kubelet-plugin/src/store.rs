@@ -70,6 +70,11 @@ impl Store {
         Ok(store)
     }
 
+    /// Where the entries are.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.claims
+    }
+
     /// What the journal says, now and whenever it changes.
     pub(crate) fn view(&self) -> &watch::Sender<Arc<JournalView>> {
         &self.view
@@ -189,13 +194,13 @@ impl Store {
 
     /// Removes an entry.
     pub(crate) fn remove(&self, entry: &Entry) -> Result<(), StoreError> {
-        self.disk
-            .remove(&self.claims, &entry.file_name(), Durability::Durable)
-            .map_err(|source| self.failed("cleaned", source))?;
+        let failed = |source| self.failed("cleaned", source);
+        self.disk.unlink(&self.claims, &entry.file_name()).map_err(failed)?;
+        // From here on nobody finds it, whatever becomes of the sync.
         self.modify(|view| {
             view.entries.remove(&entry.uid);
         });
-        Ok(())
+        self.disk.sync(&self.claims).map_err(failed)
     }
 
     /// Ends the quarantine of a claim's entry: the claim was prepared anew, or
@@ -210,12 +215,12 @@ impl Store {
             .map(|(name, _)| name.clone())
             .collect();
         for name in names {
-            self.disk
-                .remove(&self.quarantine, &name, Durability::Durable)
-                .map_err(|source| self.failed("cleaned", source))?;
+            let failed = |source| self.failed("cleaned", source);
+            self.disk.unlink(&self.quarantine, &name).map_err(failed)?;
             self.modify(|view| {
                 view.quarantined.remove(&name);
             });
+            self.disk.sync(&self.quarantine).map_err(failed)?;
         }
         Ok(())
     }

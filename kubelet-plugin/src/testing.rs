@@ -627,6 +627,7 @@ impl Node {
                 foreign_partitions: ForeignPartitions::Publish,
             },
             pool: gpu_pool("node"),
+            instance: None,
             plugin_dir: self.root.join("plugin"),
             registry_dir: self.root.join("registry"),
             cdi_dir: self.root.join("cdi"),
@@ -651,6 +652,14 @@ impl Node {
         self.plugin_with(ModelHardware::new(Arc::clone(&self.machine), Arc::clone(fuse)), fuse)
     }
 
+    /// Starts a process on the node with another configuration.
+    ///
+    /// # Errors
+    /// As [`Plugin::new`].
+    pub fn plugin_of(&self, config: PluginConfig, fuse: &Arc<Fuse>) -> Result<Plugin, PluginError> {
+        self.start(config, ModelHardware::new(Arc::clone(&self.machine), Arc::clone(fuse)), fuse)
+    }
+
     /// Starts a process on the node that reaches its hardware in its own way.
     ///
     /// # Errors
@@ -660,9 +669,18 @@ impl Node {
         hardware: impl Hardware + 'static,
         fuse: &Arc<Fuse>,
     ) -> Result<Plugin, PluginError> {
+        self.start(self.config(), hardware, fuse)
+    }
+
+    fn start(
+        &self,
+        config: PluginConfig,
+        hardware: impl Hardware + 'static,
+        fuse: &Arc<Fuse>,
+    ) -> Result<Plugin, PluginError> {
         let inventory = lock(&self.machine).inventory.clone();
         Plugin::with_files(
-            self.config(),
+            config,
             Arc::new(hardware),
             Arc::clone(&self.claims) as Arc<dyn ClaimSource>,
             watch::Sender::new(Some(Arc::new(inventory))).subscribe(),

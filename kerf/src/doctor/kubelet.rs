@@ -36,8 +36,10 @@ pub(super) fn examine(report: &mut Report, arguments: &DoctorArguments, status: 
             for missing in &status.missing {
                 report.found(Kind::NodeNotReady, missing.clone());
             }
-            let socket = registry.join(kubelet.driver_name.registration_socket());
-            if !answers(&socket) {
+            let is_ours = |name: &String| kubelet.driver_name.is_registration_socket(name);
+            if !names(&registry).iter().filter(|name| is_ours(name)).any(|name| answers(&registry.join(name)))
+            {
+                let socket = registry.join(kubelet.driver_name.registration_socket(None));
                 report.found(Kind::RegistrationSocketMissing, socket.display().to_string());
             }
         }
@@ -62,13 +64,14 @@ fn boot_id(report: &mut Report, proc: &Path) -> Option<String> {
     None
 }
 
-/// Other drivers' registration sockets. A dead one is only a file.
+/// Other drivers' registration sockets; those of ours have an `@` that theirs
+/// do not. A dead one is only a file.
 fn others(report: &mut Report, registry: &Path, ours: &DriverName) {
     for name in names(registry) {
         let of = |driver: &str| {
             name.strip_prefix(driver).is_some_and(|rest| rest.starts_with(['-', '@']) || rest == ".sock")
         };
-        let kind = if name == ours.registration_socket() {
+        let kind = if ours.is_registration_socket(&name) {
             continue;
         } else if of(ours.as_str()) {
             Kind::DriverNameTaken

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use kerf_kubelet_plugin::{ServeError, SocketFile, SocketFolders};
 use tokio::io::AsyncWriteExt;
-use tokio::net::UnixListener;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
@@ -16,63 +15,90 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// A status being made.
 pub(crate) type Answer = Pin<Box<dyn Future<Output = Vec<u8>> + Send>>;
 
-/// The socket, removed with this value.
-#[derive(Debug)]
-pub(crate) struct StatusSocket {
-    path: PathBuf,
-    folders: SocketFolders,
-    // Dropped before its listener: see `SocketFile`.
-    file: SocketFile,
-    listener: UnixListener,
+/// When a socket that could not be made is tried again, if nothing happens in
+/// its folder before.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// Answers in a plugin's folder until cancelled, one reader at a time. The
+/// socket is made anew when it is removed or replaced. Nothing else depends on
+/// it: what keeps it from being made is logged, and waited for.
+pub(crate) async fn serve(
+    plugin_dir: PathBuf,
+    status: impl Fn() -> Answer + Send + Sync,
+    cancel: CancellationToken,
+) {
+    let path = plugin_dir.join("status.sock");
+    let keep = async {
+        let mut said = String::new();
+        loop {
+            let Err(error) = keep_answering(&plugin_dir, &path, &status).await else { return };
+            let error = kerf_kubelet_plugin::chain(&error);
+            if error != said {
+                warn!(error, "`kerf status` is not answered");
+                said = error;
+            }
+            until_changed(&plugin_dir).await;
+        }
+    };
+    tokio::select! {
+        () = cancel.cancelled() => {}
+        () = keep => {}
+    }
 }
 
-impl StatusSocket {
-    /// Binds in a plugin's folder. What a killed process left there is replaced.
-    pub(crate) fn bind(plugin_dir: &Path) -> Result<Self, ServeError> {
-        let path = plugin_dir.join("status.sock");
-        let folders = SocketFolders::new(vec![plugin_dir.to_owned()])?;
-        let (listener, file) = SocketFile::bind(&path)?;
-        Ok(Self { path, folders, file, listener })
-    }
+async fn until_changed(folder: &Path) {
+    let changed = async {
+        let mut folders = SocketFolders::new(vec![folder.to_owned()])?;
+        folders.watch()?;
+        folders.changed().await
+    };
+    let wait = async {
+        if changed.await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    };
+    let _ = tokio::time::timeout(RETRY, wait).await;
+}
 
-    /// Answers until cancelled, one reader at a time. The socket is made anew
-    /// when it is removed or replaced.
-    pub(crate) async fn serve(
-        mut self,
-        status: impl Fn() -> Answer,
-        cancel: CancellationToken,
-    ) -> Result<(), ServeError> {
-        loop {
-            self.folders.watch()?;
-            if !self.file.is_in_place() {
-                warn!(socket = %self.path.display(), "the socket was removed; making it anew");
-                (self.listener, self.file) = SocketFile::bind(&self.path)?;
-                // Its folder may have gone with it.
+async fn keep_answering(
+    plugin_dir: &Path,
+    path: &Path,
+    status: &(impl Fn() -> Answer + Send + Sync),
+) -> Result<(), ServeError> {
+    let mut folders = SocketFolders::new(vec![plugin_dir.to_owned()])?;
+    let (mut listener, mut file) = SocketFile::bind(path)?;
+    loop {
+        folders.watch()?;
+        if !file.is_in_place() {
+            warn!(socket = %path.display(), "the socket was removed; making it anew");
+            // A file is dropped before its listener: see `SocketFile`.
+            let (new_listener, new_file) = SocketFile::bind(path)?;
+            file = new_file;
+            listener = new_listener;
+            // Its folder may have gone with it.
+            continue;
+        }
+        let mut stream = tokio::select! {
+            changed = folders.changed() => {
+                changed?;
                 continue;
             }
-            let mut stream = tokio::select! {
-                () = cancel.cancelled() => return Ok(()),
-                changed = self.folders.changed() => {
-                    changed?;
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    debug!(%error, "a reader of the status was lost");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
                 }
-                accepted = self.listener.accept() => match accepted {
-                    Ok((stream, _)) => stream,
-                    Err(error) => {
-                        debug!(%error, "a reader of the status was lost");
-                        tokio::time::sleep(Duration::from_millis(100)).await;
-                        continue;
-                    }
-                },
-            };
-            let answer = status().await;
-            let write = async {
-                stream.write_all(&answer).await?;
-                stream.shutdown().await
-            };
-            if let Ok(Err(error)) = tokio::time::timeout(PATIENCE, write).await {
-                debug!(%error, "a reader of the status went away");
-            }
+            },
+        };
+        let answer = status().await;
+        let write = async {
+            stream.write_all(&answer).await?;
+            stream.shutdown().await
+        };
+        if let Ok(Err(error)) = tokio::time::timeout(PATIENCE, write).await {
+            debug!(%error, "a reader of the status went away");
         }
     }
 }
@@ -81,6 +107,7 @@ impl StatusSocket {
 mod tests {
     use std::fs;
 
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
     use tokio::io::AsyncReadExt;
     use tokio::net::UnixStream;
 
@@ -112,8 +139,7 @@ mod tests {
         let (folder, path) = (root.path().join("plugin"), root.path().join("plugin/status.sock"));
         let cancel = CancellationToken::new();
         let answer = || -> Answer { Box::pin(async { b"status".to_vec() }) };
-        let socket = StatusSocket::bind(&folder).expect("binds");
-        let task = tokio::spawn(socket.serve(answer, cancel.clone()));
+        let task = tokio::spawn(serve(folder.clone(), answer, cancel.clone()));
         until_answered(&path, "status").await;
         fs::remove_file(&path).expect("removed");
         until_answered(&path, "status").await;
@@ -125,16 +151,28 @@ mod tests {
             until_answered(&path, "status").await;
         }
         cancel.cancel();
-        task.await.expect("no panic").expect("no error");
+        task.await.expect("no panic");
         assert!(!path.exists(), "it is removed in the end");
     }
 
     #[tokio::test]
-    async fn the_socket_of_a_newer_instance_stays_when_an_older_one_ends() {
-        let root = tempfile::tempdir().expect("a folder");
-        let older = StatusSocket::bind(root.path()).expect("binds");
-        let _newer = StatusSocket::bind(root.path()).expect("binds");
-        drop(older);
-        UnixStream::connect(root.path().join("status.sock")).await.expect("the newer one listens");
+    async fn a_folder_in_its_place_is_waited_for_unless_it_is_empty() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("status.sock");
+        let cancel = CancellationToken::new();
+        let answer = || -> Answer { Box::pin(async { b"status".to_vec() }) };
+        fs::create_dir_all(path.join("full")).expect("a folder");
+        let task = tokio::spawn(serve(folder.path().to_owned(), answer, cancel.clone()));
+        fs::rename(&path, folder.path().join("moved")).expect("moved away");
+        until_answered(&path, "status").await;
+        // While it serves, as well.
+        let moved = folder.path().join("moved");
+        renameat_with(CWD, &moved, CWD, &path, RenameFlags::EXCHANGE).expect("exchanged");
+        fs::rename(&path, folder.path().join("away")).expect("moved away");
+        until_answered(&path, "status").await;
+        assert!(!task.is_finished());
+        cancel.cancel();
+        task.await.expect("no panic");
+        assert!(!path.exists(), "it is removed in the end");
     }
 }

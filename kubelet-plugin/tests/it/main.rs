@@ -6,6 +6,7 @@
 mod crash;
 mod events;
 mod in_the_way;
+mod instances;
 mod outputs;
 mod prepare;
 mod reconcile;

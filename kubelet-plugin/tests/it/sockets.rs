@@ -13,7 +13,8 @@ use kerf_kubelet_plugin::proto::registration::registration_client::RegistrationC
 use kerf_kubelet_plugin::proto::registration::{InfoRequest, RegistrationStatus};
 use kerf_kubelet_plugin::proto::{dra_v1, dra_v1beta1};
 use kerf_kubelet_plugin::testing::{Fuse, claim, partition};
-use kerf_kubelet_plugin::{DRA_SOCKET, Plugin, Registration};
+use kerf_kubelet_plugin::{Plugin, PluginConfig, Registration};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use tokio::net::UnixStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
@@ -49,7 +50,7 @@ async fn until<T>(what: &str, attempt: impl AsyncFn() -> Option<T>) -> T {
 struct Served {
     plugin: Plugin,
     cancel: CancellationToken,
-    task: tokio::task::JoinHandle<Result<(), kerf_kubelet_plugin::ServeError>>,
+    task: tokio::task::JoinHandle<()>,
     registration: PathBuf,
     dra: PathBuf,
 }
@@ -65,7 +66,7 @@ fn serve(root: &tempfile::TempDir, plugin: Plugin) -> Served {
         cancel,
         task,
         registration: root.path().join("registry/gpu.nvidia.com@reg.sock"),
-        dra: root.path().join("plugin").join(DRA_SOCKET),
+        dra: root.path().join("plugin/dra@plugin.sock"),
     }
 }
 
@@ -127,7 +128,7 @@ async fn a_kubelet_registers_prepares_and_unprepares_in_either_version() {
     assert!(node.files("plugin/state/claims").is_empty());
 
     served.cancel.cancel();
-    served.task.await.unwrap().unwrap();
+    served.task.await.unwrap();
     assert!(!served.registration.exists() && !served.dra.exists(), "sockets are removed");
 }
 
@@ -153,7 +154,7 @@ async fn a_stale_socket_and_one_that_is_removed_are_made_anew() {
         until("DRA socket", async || connect(&served.dra).await).await;
     }
     served.cancel.cancel();
-    served.task.await.unwrap().unwrap();
+    served.task.await.unwrap();
 }
 
 #[tokio::test]
@@ -183,7 +184,7 @@ async fn a_folder_of_sockets_that_is_moved_away_or_removed_is_made_anew_with_the
     unregistered().await;
     register(&served).await;
     served.cancel.cancel();
-    served.task.await.unwrap().unwrap();
+    served.task.await.unwrap();
 }
 
 /// What grpc-go makes of a socket's path as `:authority` (`encodeAuthority`):
@@ -204,7 +205,11 @@ fn every_socket_name_is_an_authority_that_h2_accepts() {
     let long = format!("{}.example.com", "a".repeat(51));
     for driver in [DriverName::DEFAULT, "gpu.example.com", long.as_str()] {
         let driver: DriverName = driver.parse().unwrap();
-        for name in [driver.registration_socket(), DRA_SOCKET.to_owned()] {
+        for name in [
+            driver.registration_socket(None),
+            driver.registration_socket(Some("5b4ba64e-3b1b")),
+            "dra@5b4ba64e-3b1b.sock".to_owned(),
+        ] {
             for folder in ["/var/lib/kubelet/plugins_registry", "/var/lib/kubelet/plugins/gpu.nvidia.com"] {
                 let authority = encoded(&format!("{folder}/{name}"));
                 assert!(Authority::try_from(authority.as_str()).is_ok(), "{authority}");
@@ -213,4 +218,79 @@ fn every_socket_name_is_an_authority_that_h2_accepts() {
     }
     let without = encoded("/var/lib/kubelet/plugins_registry/gpu.nvidia.com-reg.sock");
     assert!(Authority::try_from(without.as_str()).is_err(), "or this guard guards nothing");
+}
+
+#[tokio::test]
+async fn what_stands_in_a_sockets_place_is_named_and_waited_for() {
+    let root = tempfile::tempdir().unwrap();
+    let (registry, folder) = (root.path().join("registry"), root.path().join("plugin"));
+    let paths = [registry.join("gpu.nvidia.com@reg.sock"), folder.join("dra@plugin.sock")];
+    // Empty ones are replaced like a file.
+    for path in &paths {
+        std::fs::create_dir_all(path).unwrap();
+    }
+    let served = serve(&root, node(&root).plugin(&Fuse::none()).unwrap());
+    register(&served).await;
+    let unserved = async |path: &Path| {
+        let mut known = served.plugin.registration();
+        let says = |state: &Registration| matches!(state, Registration::Unserved(why) if why.contains(&path.display().to_string()));
+        tokio::time::timeout(LIMIT, known.wait_for(says)).await.unwrap().unwrap();
+    };
+    let away = |number: usize| root.path().join(format!("full-{number}"));
+    for (number, path) in paths.iter().enumerate() {
+        std::fs::create_dir_all(away(number).join("something")).unwrap();
+        renameat_with(CWD, away(number), CWD, path, RenameFlags::EXCHANGE).unwrap();
+        unserved(path).await;
+        assert!(!served.task.is_finished());
+        std::fs::remove_dir_all(path).unwrap();
+        register(&served).await;
+        until("DRA socket", async || connect(&served.dra).await).await;
+    }
+    served.cancel.cancel();
+    served.task.await.unwrap();
+}
+
+#[tokio::test]
+async fn instances_serve_beside_each_other_and_remove_what_killed_ones_left() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    node.claims.put(claim("c", &[("r", whole(3))]));
+    let start = |instance: &str| {
+        let config = PluginConfig { instance: Some(instance.to_owned()), ..node.config() };
+        let plugin = node.plugin_of(config, &Fuse::none()).unwrap();
+        let mut served = serve(&root, plugin);
+        served.dra = root.path().join(format!("plugin/dra@{instance}.sock"));
+        served.registration = root.path().join(format!("registry/gpu.nvidia.com@{instance}-reg.sock"));
+        served
+    };
+    let [dead, stranger] = ["gpu.nvidia.com@dead-reg.sock", "gpu.nvidia.com-dead-reg.sock"]
+        .map(|name| root.path().join("registry").join(name));
+    std::fs::create_dir_all(root.path().join("registry")).unwrap();
+    for path in [&dead, &stranger] {
+        drop(std::os::unix::net::UnixListener::bind(path).unwrap());
+    }
+    let elder = start("elder");
+    register(&elder).await;
+    assert!(!dead.exists() && stranger.exists());
+    let younger = start("younger");
+    register(&younger).await;
+    assert_eq!(*elder.plugin.registration().borrow(), Registration::Registered);
+    for served in [&elder, &younger] {
+        let request = dra_v1::NodePrepareResourcesRequest {
+            claims: vec![dra_v1::Claim {
+                namespace: "ns".to_owned(),
+                name: "c".to_owned(),
+                uid: "c-uid".to_owned(),
+            }],
+        };
+        let mut v1 = V1::new(connect(&served.dra).await.unwrap());
+        let answer = v1.node_prepare_resources(request).await.unwrap().into_inner();
+        assert_eq!(answer.claims["c-uid"].error, "");
+    }
+    elder.cancel.cancel();
+    elder.task.await.unwrap();
+    assert!(!elder.dra.exists() && !elder.registration.exists());
+    assert!(younger.dra.exists() && younger.registration.exists());
+    younger.cancel.cancel();
+    younger.task.await.unwrap();
 }

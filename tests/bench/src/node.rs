@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use hyper_util::rt::TokioIo;
-use kerf_kubelet_plugin::DRA_SOCKET;
 use kerf_kubelet_plugin::proto::dra_v1::dra_plugin_client::DraPluginClient;
 use kerf_kubelet_plugin::proto::dra_v1::{Claim, NodePrepareResourcesRequest, NodeUnprepareResourcesRequest};
 use tokio::net::UnixStream;
@@ -83,7 +82,7 @@ impl Node {
     }
 
     pub(crate) async fn plugin(&self) -> Result<Plugin> {
-        let path = self.plugin_dir().join(DRA_SOCKET);
+        let path = self.plugin_dir().join("dra@plugin.sock");
         let connect = tower::service_fn(move |_| {
             let path = path.clone();
             async move { UnixStream::connect(path).await.map(TokioIo::new) }

@@ -13,6 +13,7 @@ mod manifest;
 mod plain;
 mod publishing;
 mod restart;
+mod rollout;
 mod slices;
 mod visibility;
 mod workload;
@@ -157,8 +158,16 @@ const CASES: &[Case] = &[
 ];
 
 fn main() -> ExitCode {
-    let cases =
-        [CASES, asking::CASES, slices::CASES, holding::CASES, foreign::CASES, crash::CASES, restart::CASES]
-            .concat();
+    let cases = [
+        CASES,
+        asking::CASES,
+        slices::CASES,
+        holding::CASES,
+        foreign::CASES,
+        crash::CASES,
+        restart::CASES,
+        rollout::CASES,
+    ]
+    .concat();
     kerf_e2e::main(&cases, ground::ready)
 }

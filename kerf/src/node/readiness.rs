@@ -1,0 +1,56 @@
+//! What is missing until a node is ready, as sentences.
+
+use anyhow::Result;
+use kerf_kubelet_plugin::Registration;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+use super::publishing::{Outlets, Standing};
+
+/// Keeps the list of what is missing.
+pub(crate) async fn keep(
+    mut registration: watch::Receiver<Registration>,
+    outlets: Outlets,
+    missing: watch::Sender<Vec<String>>,
+    cancel: CancellationToken,
+) -> Result<()> {
+    let mut published = outlets.published.subscribe();
+    let mut trouble = outlets.trouble.subscribe();
+    let mut standing = outlets.standing.subscribe();
+    loop {
+        let mut reasons: Vec<String> = trouble.borrow_and_update().clone().into_iter().collect();
+        reasons.extend(match &*registration.borrow_and_update() {
+            Registration::Registered => None,
+            Registration::Waiting => Some("the kubelet has not registered the plugin".to_owned()),
+            Registration::Refused(reason) => Some(format!("the kubelet refuses the plugin: {reason}")),
+            Registration::Unserved(reason) => Some(format!("the kubelet cannot be served: {reason}")),
+        });
+        let published_reason = published.borrow_and_update().missing();
+        reasons.extend(match *standing.borrow_and_update() {
+            Standing::Leading => published_reason,
+            Standing::Waiting => Some("another instance on this node still publishes".to_owned()),
+            // It serves until it is ended: its successor may be about to fail.
+            Standing::Overtaken => None,
+        });
+        missing.send_if_modified(|last| {
+            if *last == reasons {
+                return false;
+            }
+            if reasons.is_empty() {
+                info!("ready");
+            } else {
+                info!(missing = reasons.join("; "), "not ready");
+            }
+            *last = reasons;
+            true
+        });
+        tokio::select! {
+            () = cancel.cancelled() => return Ok(()),
+            changed = registration.changed() => changed?,
+            changed = published.changed() => changed?,
+            changed = trouble.changed() => changed?,
+            changed = standing.changed() => changed?,
+        }
+    }
+}
