@@ -1,85 +1,73 @@
-//! The chart's `DeviceClass`es, generated from `deviceclasses/`, so that there
-//! is one source of them. The chart differs from the manifests in three ways:
-//! names and selectors follow the driver name, extended resource names can be
-//! left out, and labels are added.
+//! The MIG profiles that the chart has a `DeviceClass` for: those of every
+//! model whose numbers are known (`models.json` of the emulator), so that a new
+//! model brings its classes along.
+//!
+//! What is generated is the list; the chart's template makes a class of each.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
-/// The domain that the manifests' class names end with.
-const DOMAIN: &str = "nvidia.com";
-/// The driver name in the manifests' selectors.
-const DRIVER: &str = "gpu.nvidia.com";
-/// What a reader of the generated file must know.
-const HEADER: &str = "{{- /* Generated from deviceclasses/ by `cargo xtask codegen`. Do not edit. */}}\n";
+use crate::paths;
 
-/// Writes the chart's template, or with `check` fails if the committed one is
-/// not what would be written.
+/// Where the models are.
+const MODELS: &str = "native/emulator/models.json";
+/// What is generated.
+const LIST: &str = "charts/kerf/files/mig-profiles.yaml";
+
+/// Writes the chart's list, or with `check` fails if the committed one is not
+/// what would be written.
 pub fn run(check: bool) -> Result<()> {
-    let root = crate::paths::root();
-    let target = root.join("charts/kerf/templates/deviceclasses.yaml");
-    let wanted = render_classes(&root.join("deviceclasses"))?;
-    if !check {
-        return std::fs::write(&target, wanted).with_context(|| format!("cannot write {}", target.display()));
+    let read = |file: &str| {
+        let path = paths::root().join(file);
+        std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+    };
+    let wanted = render(&profiles(&read(MODELS)?)?);
+    if check {
+        ensure!(read(LIST)? == wanted, "{LIST} is not what {MODELS} says: run `cargo xtask codegen`");
+        return Ok(());
     }
-    let found =
-        std::fs::read_to_string(&target).with_context(|| format!("cannot read {}", target.display()))?;
-    ensure!(
-        found == wanted,
-        "charts/kerf/templates/deviceclasses.yaml is not what deviceclasses/ says: run `cargo xtask codegen`"
+    let path = paths::root().join(LIST);
+    std::fs::write(&path, wanted).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// The profiles of all models: what a resource is called after, to the
+/// profile's own name.
+fn profiles(models: &str) -> Result<BTreeMap<String, String>> {
+    let models: BTreeMap<String, Value> = serde_json::from_str(models).context("the models are not JSON")?;
+    let mut profiles = BTreeMap::new();
+    for (key, model) in &models {
+        for profile in model["mig"]["profiles"].as_array().into_iter().flatten() {
+            let name = profile["name"].as_str().with_context(|| format!("{key}: a profile has no name"))?;
+            let former = profiles.insert(resource(name), name.to_owned());
+            ensure!(
+                former.as_ref().is_none_or(|former| former == name),
+                "{name} and {former:?} would be one resource"
+            );
+        }
+    }
+    Ok(profiles)
+}
+
+/// A profile as part of an extended resource's name, where no `+` may be:
+/// `1g.10gb+me` is `1g.10gb.me` and `1g.24gb-me` stays, as NVIDIA's device
+/// plugin names them.
+fn resource(profile: &str) -> String {
+    profile.replace('+', ".")
+}
+
+fn render(profiles: &BTreeMap<String, String>) -> String {
+    let mut list = format!(
+        "# Generated from {MODELS} by `cargo xtask codegen`. Do not edit.\n\
+         # What follows `nvidia.com/mig-` in the extended resource's name, and the profile.\n"
     );
-    Ok(())
-}
-
-/// The template for the manifests of a folder, in the order of their names.
-pub fn render_classes(folder: &Path) -> Result<String> {
-    let mut paths: Vec<PathBuf> = Vec::new();
-    for entry in std::fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "yaml") {
-            paths.push(path);
-        }
+    for (resource, profile) in profiles {
+        // Writing to a String cannot fail.
+        let _ = writeln!(list, "\"{resource}\": \"{profile}\"");
     }
-    paths.sort();
-    let mut template = format!("{HEADER}{{{{- if .Values.deviceClasses.create }}}}\n");
-    for path in paths {
-        let context = || format!("in {}", path.display());
-        let manifest = std::fs::read_to_string(&path).with_context(context)?;
-        let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
-        template.push_str(&render_class(stem, &manifest).with_context(context)?);
-    }
-    template.push_str("{{- end }}\n");
-    Ok(template)
-}
-
-/// One manifest as a part of the template.
-fn render_class(file_stem: &str, manifest: &str) -> Result<String> {
-    let class: serde_json::Value = serde_saphyr::from_str(manifest).context("this is not YAML")?;
-    ensure!(class["kind"] == "DeviceClass", "only DeviceClasses belong here");
-    ensure!(class["apiVersion"] == "resource.k8s.io/v1", "only resource.k8s.io/v1 is known");
-    let Some(name) = class["metadata"]["name"].as_str() else { bail!("the class has no name") };
-    ensure!(name == file_stem, "the class is called `{name}`, its file `{file_stem}.yaml`");
-    let Some(stem) = name.strip_suffix(DOMAIN) else { bail!("`{name}` does not end with `{DOMAIN}`") };
-    ensure!(!manifest.contains("{{"), "`{{{{` would be taken for a template");
-
-    let mut out = String::from("---\n");
-    for line in manifest.lines() {
-        if line == format!("  name: {name}") {
-            writeln!(out, "  name: {stem}{{{{ include \"kerf.classDomain\" . }}}}")?;
-            out.push_str("  labels:\n    {{- include \"kerf.labels\" . | nindent 4 }}\n");
-        } else if line.trim_start().starts_with("extendedResourceName:") {
-            writeln!(
-                out,
-                "  {{{{- if .Values.deviceClasses.extendedResourceNames }}}}\n{line}\n  {{{{- end }}}}"
-            )?;
-        } else {
-            writeln!(out, "{}", line.replace(DRIVER, "{{ .Values.driverName }}"))?;
-        }
-    }
-    ensure!(out.contains("kerf.classDomain"), "the name must stand alone in a line, indented by two");
-    Ok(out)
+    list
 }
 
 #[cfg(test)]
@@ -88,62 +76,65 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn the_charts_classes_are_those_of_the_folder() -> Result<()> {
-        run(true)
+    fn file(path: &str) -> String {
+        std::fs::read_to_string(paths::root().join(path)).expect("a file of the repository")
+    }
+
+    /// The committed list, as Helm reads it.
+    fn list() -> BTreeMap<String, String> {
+        serde_saphyr::from_str(&file(LIST)).expect("the list is YAML, no name twice")
     }
 
     #[test]
-    fn a_class_follows_the_driver_name_and_can_leave_its_extended_resource_out() -> Result<()> {
-        let manifest = "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata:\n  name: gpu.nvidia.com\n\
-                        spec:\n  extendedResourceName: nvidia.com/gpu\n  selectors:\n    - cel:\n        \
-                        expression: device.driver == \"gpu.nvidia.com\"\n";
-        let rendered = render_class("gpu.nvidia.com", manifest)?;
-        let expected = "---\napiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata:\n  name: \
-                        gpu.{{ include \"kerf.classDomain\" . }}\n  labels:\n    \
-                        {{- include \"kerf.labels\" . | nindent 4 }}\nspec:\n  \
-                        {{- if .Values.deviceClasses.extendedResourceNames }}\n  \
-                        extendedResourceName: nvidia.com/gpu\n  {{- end }}\n  selectors:\n    - cel:\n        \
-                        expression: device.driver == \"{{ .Values.driverName }}\"\n";
-        assert_eq!(rendered, expected);
-        Ok(())
+    fn each_profile_of_each_model_has_one_class_and_no_class_is_without_a_model() {
+        run(true).expect("the list is current");
+        let models: BTreeMap<String, Value> = serde_json::from_str(&file(MODELS)).expect("JSON");
+        let named: BTreeSet<String> = models
+            .values()
+            .flat_map(|model| model["mig"]["profiles"].as_array().into_iter().flatten())
+            .map(|profile| profile["name"].as_str().expect("a name").to_owned())
+            .collect();
+        let list = list();
+        let classes: BTreeSet<String> = list.values().cloned().collect();
+        assert_eq!(classes.len(), list.len(), "a profile has two classes");
+        assert_eq!(classes, named);
+        for spelled in ["1g.5gb", "1g.10gb+me", "1g.24gb+gfx", "1g.24gb+me.all", "1g.24gb-me"] {
+            assert!(classes.contains(spelled), "{spelled}");
+        }
     }
 
     #[test]
-    fn a_manifest_under_another_name_or_of_another_kind_is_refused() {
-        let manifest =
-            "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata:\n  name: gpu.nvidia.com\n";
-        assert!(render_class("mig.nvidia.com", manifest).is_err());
-        assert!(render_class("gpu.nvidia.com", &manifest.replace("DeviceClass", "Secret")).is_err());
-        assert!(render_class("gpu.nvidia.com", "{").is_err());
-    }
-
-    #[test]
-    fn no_two_classes_share_an_extended_resource_name_and_each_profile_has_its_own() -> Result<()> {
-        let mut names = BTreeSet::new();
-        for entry in std::fs::read_dir(crate::paths::root().join("deviceclasses"))? {
-            let path = entry?.path();
-            if path.extension().is_none_or(|extension| extension != "yaml") {
-                continue;
-            }
-            let class: serde_json::Value = serde_saphyr::from_str(&std::fs::read_to_string(&path)?)?;
-            let name = class["metadata"]["name"].as_str().unwrap_or_default();
-            let extended = class["spec"]["extendedResourceName"].as_str();
-            if let Some(extended) = extended {
-                ensure!(names.insert(extended.to_owned()), "{extended} twice");
-            }
-            if let Some(profile) = name.strip_prefix("mig-").and_then(|name| name.strip_suffix(".nvidia.com"))
-            {
-                ensure!(
-                    extended == Some(format!("nvidia.com/mig-{profile}").as_str()),
-                    "{name}: {extended:?}"
-                );
-                let text = class["spec"]["selectors"][0]["cel"]["expression"].as_str().unwrap_or_default();
-                let spelled = profile.replace(".me", "+me");
-                ensure!(text.contains(&format!(".profile == \"{spelled}\"")), "{name}: {text}");
+    fn every_name_that_the_template_makes_is_one_that_kubernetes_takes() {
+        // An extended resource is a qualified name, a class a DNS subdomain.
+        // Of the latter each part between dots begins and ends with a letter
+        // or digit, and that is stricter.
+        let alphanumeric = |letter: &u8| letter.is_ascii_lowercase() || letter.is_ascii_digit();
+        for resource in list().keys() {
+            let name = format!("mig-{resource}");
+            assert!(name.len() <= 63, "{name}");
+            for label in name.split('.') {
+                let bytes = label.as_bytes();
+                assert!(bytes.first().is_some_and(alphanumeric), "{name}");
+                assert!(bytes.last().is_some_and(alphanumeric), "{name}");
+                assert!(bytes.iter().all(|byte| alphanumeric(byte) || *byte == b'-'), "{name}");
             }
         }
-        ensure!(names.len() > 10, "only {} classes", names.len());
-        Ok(())
+    }
+
+    #[test]
+    fn a_plus_is_a_dot_in_a_resource_and_a_minus_stays() {
+        assert_eq!(resource("1g.10gb+me"), "1g.10gb.me");
+        assert_eq!(resource("1g.24gb+me.all"), "1g.24gb.me.all");
+        assert_eq!(resource("2g.48gb+gfx"), "2g.48gb.gfx");
+        assert_eq!(resource("1g.24gb-me"), "1g.24gb-me");
+    }
+
+    #[test]
+    fn two_profiles_that_would_be_one_resource_are_refused() {
+        let models =
+            r#"{"a": {"mig": {"profiles": [{"name": "1g.5gb+me"}, {"name": "1g.5gb.me"}]}}, "b": {}}"#;
+        let error = profiles(models).expect_err("one resource for both").to_string();
+        assert!(error.contains("1g.5gb.me"), "{error}");
+        assert!(profiles(r#"{"a": {"mig": {"profiles": [{}]}}}"#).is_err());
     }
 }

@@ -17,8 +17,8 @@ const PROTOS: [(&str, &str); 4] = [
     ("podresources", "v1"),
 ];
 
-/// Regenerates the gRPC code of `kubelet-plugin/proto` and the chart's device
-/// classes, or with `check` fails if what is committed is not what would be
+/// Regenerates the gRPC code of `kubelet-plugin/proto` and the chart's list of
+/// MIG profiles, or with `check` fails if what is committed is not what would be
 /// generated.
 pub fn run(check: bool) -> Result<()> {
     crate::classes::run(check)?;

@@ -32,7 +32,7 @@ enum Command {
     Cluster(ClusterCommand),
     /// Make the container images as OCI archives under target/images.
     Image,
-    /// Regenerate the chart's device classes, or check that they are current.
+    /// Regenerate the chart's list of MIG profiles, or check that it is current.
     Classes {
         /// Change nothing; fail if anything would change.
         #[arg(long)]
