@@ -32,6 +32,10 @@ pub enum Condition {
 }
 
 impl Condition {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::Foreign, Self::Withheld, Self::Quarantined, Self::ModeStuck, Self::Lost];
+
     /// The taint's key without the driver name before it.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -80,6 +84,16 @@ pub(crate) fn taint(driver: &DriverName, condition: Condition, value: &str) -> D
     }
 }
 
+/// The value of the taint of a device whose whole GPU is lost.
+const GPU: &str = "gpu";
+
+/// Whether a taint says that the device's GPU is lost, not only a static
+/// partition of it.
+pub(crate) fn is_gpu_lost(driver: &DriverName, found: &DeviceTaint) -> bool {
+    let lost = taint(driver, Condition::Lost, GPU);
+    (&found.key, &found.value) == (&lost.key, &lost.value)
+}
+
 /// Each condition of a device, with the value that says more.
 fn reasons(
     conditions: &Conditions,
@@ -89,7 +103,7 @@ fn reasons(
 ) -> BTreeMap<Condition, &'static str> {
     let mut reasons = BTreeMap::new();
     if !record.present {
-        reasons.insert(Condition::Lost, "gpu");
+        reasons.insert(Condition::Lost, GPU);
     }
     if let Some(leaving) = &published.leaving {
         let (condition, value) = match leaving.reason {

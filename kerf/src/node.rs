@@ -11,6 +11,7 @@ mod http;
 mod metrics;
 mod publishing;
 mod readiness;
+mod report;
 mod status_socket;
 
 use std::future::Future;
@@ -19,13 +20,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use kerf_controller::{Identity, PublishStatus};
-use kerf_dra_driver::inventory::Inventory;
+use kerf_controller::Identity;
 use kerf_dra_driver::model::Settings;
 use kerf_dra_driver::names::gpu_pool;
-use kerf_dra_driver::status::{self, NodeStatus, Publication};
 use kerf_gpu::{NvmlHardware, Roots};
-use kerf_kubelet_plugin::{ExtraMount, HookProgram, NodeLayout, Plugin, PluginConfig};
+use kerf_kubelet_plugin::{ExtraMount, HookProgram, Plugin, PluginConfig};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -37,6 +36,7 @@ use tracing_subscriber::prelude::*;
 
 use self::api_claims::ApiClaims;
 use self::publishing::{Outlets, Publishing};
+use self::report::Report;
 use crate::arguments::NodeArguments;
 use crate::memory;
 
@@ -131,14 +131,16 @@ async fn serve(arguments: NodeArguments) -> Result<()> {
     let published = outlets.published.subscribe();
     let missing = watch::Sender::new(vec!["kerf node is starting".to_owned()]);
     let registry = Arc::new(metrics::registry(plugin.clone(), published.clone(), missing.subscribe()));
-    let report = Report {
+    let inventory = outlets.inventory.subscribe();
+    let absent = report::tell_absent_profiles(settings.clone(), inventory, cancel.clone());
+    let report = Arc::new(Report {
         settings: settings.clone(),
         plugin: plugin.clone(),
         inventory: outlets.inventory.subscribe(),
         layout: outlets.layout.subscribe(),
         published: published.clone(),
         missing: missing.subscribe(),
-    };
+    });
 
     let mut parts = JoinSet::new();
     let http = http::serve(listener, missing.subscribe(), registry, cancel.clone());
@@ -147,12 +149,13 @@ async fn serve(arguments: NodeArguments) -> Result<()> {
     part(&mut parts, "readiness", readiness);
     let slim = memory::keep_slim(outlets.inventory.subscribe(), published, plugin.journal(), cancel.clone());
     part(&mut parts, "the heap", slim);
+    part(&mut parts, "the warning of profiles", absent);
     let publishing = Publishing {
         plugin: plugin.clone(),
         client,
         identity: Identity { driver: settings.driver.clone(), node: settings.node.clone() },
         plugin_dir,
-        report: Arc::new(report),
+        report,
         outlets: outlets.clone(),
     };
     let stop = cancel.clone();
@@ -193,53 +196,6 @@ fn part(
     work: impl Future<Output = Result<()>> + Send + 'static,
 ) {
     parts.spawn(async move { work.await.with_context(|| format!("{name} failed")) });
-}
-
-/// How long a status waits for the hardware before it tells the last inventory.
-const FRESH: Duration = Duration::from_secs(3);
-
-/// Where the node's status comes from.
-#[derive(Debug)]
-struct Report {
-    settings: Settings,
-    plugin: Plugin,
-    inventory: watch::Receiver<Option<Arc<Inventory>>>,
-    layout: watch::Receiver<Option<Arc<NodeLayout>>>,
-    published: watch::Receiver<PublishStatus>,
-    missing: watch::Receiver<Vec<String>>,
-}
-
-impl Report {
-    /// The status now: the owner's inventory is as old as the last event.
-    async fn json(&self) -> Vec<u8> {
-        let inventory = match tokio::time::timeout(FRESH, self.plugin.observe()).await {
-            Ok(Ok(observed)) => Some(observed.inventory),
-            _ => self.inventory.borrow().clone(),
-        };
-        let layout = self.layout.borrow().clone();
-        let journal = self.plugin.journal().borrow().clone();
-        let (generation, slices) = {
-            let published = self.published.borrow();
-            (published.generation, published.slices)
-        };
-        let devices: Vec<_> = layout
-            .iter()
-            .flat_map(|layout| &layout.slices)
-            .filter_map(|slice| slice.devices.clone())
-            .flatten()
-            .collect();
-        let entries: Vec<_> = journal.entries.values().map(AsRef::as_ref).collect();
-        let status = NodeStatus {
-            node: self.settings.node.clone(),
-            driver: self.settings.driver.to_string(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            nvidia_driver: inventory.as_ref().map(|inventory| inventory.driver_version.clone()),
-            missing: self.missing.borrow().clone(),
-            publication: Publication { pool: gpu_pool(&self.settings.node), generation, slices },
-            gpus: status::gpus(&inventory.unwrap_or_default(), &entries, self.plugin.boot_id(), &devices),
-        };
-        serde_json::to_vec(&status).unwrap_or_default()
-    }
 }
 
 fn parse_mount(text: &str) -> Result<ExtraMount> {

@@ -4,7 +4,8 @@
 use std::fmt::Write;
 
 use kerf_dra_driver::inventory::MigMode;
-use kerf_dra_driver::status::{GpuStatus, NodeStatus, PartitionStatus};
+use kerf_dra_driver::journal::Phase;
+use kerf_dra_driver::status::{GpuStatus, NodeStatus, Offered, PartitionStatus, UnpreparedClaim};
 
 /// Columns of one memory slice, its right border included.
 const SLICE_WIDTH: usize = 9;
@@ -20,41 +21,57 @@ pub(crate) fn draw(status: &NodeStatus) -> String {
     if status.gpus.is_empty() {
         out.push_str("\nno GPUs\n");
     }
+    legend(&mut out, &status.gpus);
+    if !status.unprepared.is_empty() {
+        out.push_str("\nclaims that are not prepared, or not to the end\n");
+    }
+    for claim in &status.unprepared {
+        draw_unprepared(&mut out, claim);
+    }
     out
 }
 
 fn header(out: &mut String, status: &NodeStatus) {
-    let NodeStatus { node, driver, version, nvidia_driver, missing, publication, .. } = status;
+    let NodeStatus { node, driver, version, nvidia_driver, missing, publication, absent_profiles, .. } =
+        status;
     let nvidia = nvidia_driver.as_deref().unwrap_or("not found");
     line(out, format_args!("node {node}   {driver}   kerf {version}   NVIDIA driver {nvidia}"));
-    line(
-        out,
-        format_args!(
-            "pool {}   {} slices   generation {}",
-            publication.pool, publication.slices, publication.generation
-        ),
-    );
+    let slices = match publication.slices {
+        1 => "1 ResourceSlice".to_owned(),
+        number => format!("{number} ResourceSlices"),
+    };
+    line(out, format_args!("pool {}   {slices}   generation {}", publication.pool, publication.generation));
     if missing.is_empty() {
         line(out, format_args!("ready"));
     }
     for reason in missing {
         line(out, format_args!("not ready: {reason}"));
     }
+    if !absent_profiles.is_empty() {
+        let names = absent_profiles.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        line(out, format_args!("! no GPU of this node has the profiles of --mig-profiles: {names}"));
+    }
 }
 
 fn draw_gpu(out: &mut String, gpu: &GpuStatus) {
-    let mode = match gpu.mig {
-        Some(MigMode::Enabled) => "   MIG on",
-        Some(MigMode::Disabled) => "   MIG off",
-        None => "",
+    let mode = match (gpu.mig, gpu.offered) {
+        _ if gpu.lost => "   lost",
+        (Some(MigMode::Enabled), Offered::Partitions) => "   MIG on, partitions only",
+        (Some(MigMode::Disabled), Offered::Whole) => "   MIG off, whole GPU only",
+        (Some(MigMode::Enabled), _) => "   MIG on",
+        (Some(MigMode::Disabled), _) => "   MIG off",
+        (None, _) => "",
     };
-    let product = if gpu.product.is_empty() { "lost" } else { &gpu.product };
-    line(out, format_args!("{}   {product}   {}{mode}", gpu.name, gibibytes(gpu.memory.0)));
+    let product = if gpu.product.is_empty() { "unknown model" } else { &gpu.product };
+    let memory = if gpu.memory.0 == 0 { String::new() } else { format!("   {}", gibibytes(gpu.memory.0)) };
+    line(out, format_args!("{}   {product}{memory}{mode}", gpu.name));
     let whole = if gpu.held_by.is_empty() { None } else { Some(gpu.held_by.join(", ")) };
-    match (gpu.memory_slices, whole) {
-        (0, whole) => draw_boxes(out, &[Part::whole(8, whole)]),
-        (slices, Some(claims)) => draw_boxes(out, &[Part::whole(slices, Some(claims))]),
-        (slices, None) => draw_boxes(out, &parts(slices, &gpu.partitions)),
+    if gpu.lost {
+        draw_boxes(out, &[Part::lost(gpu)]);
+    } else if has_columns(gpu) {
+        draw_boxes(out, &parts(gpu.memory_slices, &gpu.partitions));
+    } else {
+        draw_boxes(out, &[Part::whole(if gpu.memory_slices == 0 { 8 } else { gpu.memory_slices }, whole)]);
     }
     // A claim's name seldom fits into a slice's width.
     for partition in &gpu.partitions {
@@ -64,6 +81,39 @@ fn draw_gpu(out: &mut String, gpu: &GpuStatus) {
     }
     for condition in &gpu.conditions {
         line(out, format_args!("  ! {condition}"));
+    }
+}
+
+/// Whether a GPU is drawn by its memory slices.
+fn has_columns(gpu: &GpuStatus) -> bool {
+    !gpu.lost && gpu.memory_slices > 0 && gpu.held_by.is_empty()
+}
+
+/// What the boxes mean, where they do not say it themselves.
+fn legend(out: &mut String, gpus: &[GpuStatus]) {
+    let drawn = || gpus.iter().filter(|gpu| has_columns(gpu));
+    if drawn().next().is_none() {
+        return;
+    }
+    let foreign = drawn().flat_map(|gpu| &gpu.partitions).any(|partition| partition.held_by.is_none());
+    let foreign = if foreign { "; foreign: a partition that kerf did not make" } else { "" };
+    out.push('\n');
+    line(out, format_args!("one column is one memory slice of the GPU, an empty one is free{foreign}"));
+}
+
+fn draw_unprepared(out: &mut String, claim: &UnpreparedClaim) {
+    let state = match (claim.phase, claim.former_boot) {
+        (_, true) => "prepared before the node was rebooted",
+        (None, _) => "nothing of it is here",
+        (Some(Phase::Started), _) => "being prepared, or left in the middle of it",
+        (Some(Phase::Undoing), _) => "being unprepared, or left in the middle of it",
+        (Some(Phase::Completed), _) => "prepared before",
+    };
+    line(out, format_args!("  {}   {state}", claim.claim));
+    match (&claim.error, &claim.failed_at) {
+        (Some(error), Some(at)) => line(out, format_args!("    ! {at}: {error}")),
+        (Some(error), None) => line(out, format_args!("    ! {error}")),
+        (None, _) => {}
     }
 }
 
@@ -84,6 +134,15 @@ impl Part {
             Some(claims) => Self { slices, title: "whole GPU".to_owned(), detail: claims },
             None => Self { slices, title: "free".to_owned(), detail: String::new() },
         }
+    }
+
+    /// All of a GPU that nobody can ask.
+    fn lost(gpu: &GpuStatus) -> Self {
+        let mut claims = gpu.held_by.clone();
+        claims.extend(gpu.partitions.iter().filter_map(|partition| partition.held_by.clone()));
+        claims.dedup();
+        let detail = if claims.is_empty() { "held by no claim".to_owned() } else { claims.join(", ") };
+        Self { slices: gpu.memory_slices.max(8), title: "lost".to_owned(), detail }
     }
 
     fn partition(partition: &PartitionStatus) -> Self {
@@ -154,80 +213,4 @@ fn line(out: &mut String, text: std::fmt::Arguments<'_>) {
 }
 
 #[cfg(test)]
-mod tests {
-    use kerf_dra_driver::inventory::{Bytes, Placement};
-    use kerf_dra_driver::names::DeviceName;
-    use kerf_dra_driver::status::Publication;
-
-    use super::*;
-
-    fn gpu(pci: &str, product: &str, memory_slices: u32) -> GpuStatus {
-        let pci = pci.parse().expect("an address");
-        GpuStatus {
-            name: DeviceName::whole(pci),
-            pci,
-            product: product.to_owned(),
-            memory: Bytes::from_mib(81_559),
-            mig: (memory_slices > 0).then_some(MigMode::Enabled),
-            memory_slices,
-            held_by: Vec::new(),
-            partitions: Vec::new(),
-            conditions: Vec::new(),
-        }
-    }
-
-    fn partition(profile: &str, start: u32, size: u32, held_by: Option<&str>) -> PartitionStatus {
-        PartitionStatus {
-            profile: profile.to_owned(),
-            placement: Placement { start, size },
-            held_by: held_by.map(str::to_owned),
-        }
-    }
-
-    #[test]
-    fn a_node_is_drawn_with_its_partitions_where_they_are() {
-        let mut partitioned = gpu("0000:17:00.0", "NVIDIA H100 80GB HBM3", 8);
-        partitioned.partitions =
-            vec![partition("3g.40gb", 0, 4, Some("team/train")), partition("1g.10gb", 6, 1, None)];
-        partitioned.conditions = vec!["whole GPU not allocatable: a partition kerf did not make".to_owned()];
-        let mut whole = gpu("0000:65:00.0", "NVIDIA L4", 0);
-        whole.held_by = vec!["default/job".to_owned()];
-        let status = NodeStatus {
-            node: "node-1".to_owned(),
-            driver: "gpu.nvidia.com".to_owned(),
-            version: "0.1.0".to_owned(),
-            nvidia_driver: Some("580.95.05".to_owned()),
-            missing: Vec::new(),
-            publication: Publication { pool: "node-1/gpu".to_owned(), generation: 3, slices: 4 },
-            gpus: vec![partitioned, whole],
-        };
-        assert_eq!(
-            draw(&status),
-            "\
-node node-1   gpu.nvidia.com   kerf 0.1.0   NVIDIA driver 580.95.05
-pool node-1/gpu   4 slices   generation 3
-ready
-
-gpu-0000-17-00-0   NVIDIA H100 80GB HBM3   79.6 GiB   MIG on
-  ┌───────────────────────────────────┬────────┬────────┬────────┬────────┐
-  │3g.40gb                            │        │        │1g.10gb │        │
-  │team/train                         │        │        │foreign │        │
-  └───────────────────────────────────┴────────┴────────┴────────┴────────┘
-  3g.40gb at 0: team/train
-  ! whole GPU not allocatable: a partition kerf did not make
-
-gpu-0000-65-00-0   NVIDIA L4   79.6 GiB
-  ┌───────────────────────────────────────────────────────────────────────┐
-  │whole GPU                                                              │
-  │default/job                                                            │
-  └───────────────────────────────────────────────────────────────────────┘
-"
-        );
-    }
-
-    #[test]
-    fn overlapping_partitions_do_not_break_the_picture() {
-        let drawn = parts(8, &[partition("1g.10gb", 0, 1, None), partition("3g.40gb", 0, 4, None)]);
-        assert_eq!(drawn.len(), 2 + 4);
-    }
-}
+mod tests;

@@ -23,6 +23,7 @@ mod disk;
 mod effects;
 mod errors;
 mod events;
+mod failures;
 mod hook_program;
 mod instances;
 mod lock;

@@ -15,12 +15,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kerf_dra_driver::claim::{Claim, ClaimError};
+use kerf_dra_driver::claim::{Claim, ClaimError, ClaimName};
 use kerf_dra_driver::hardware::Hardware;
 use kerf_dra_driver::inventory::{GpuInstance, Inventory};
 use kerf_dra_driver::journal::{BootId, GpusInName};
 use kerf_dra_driver::model::Settings;
 use kerf_dra_driver::names::{ClaimUid, PciAddress};
+use kerf_dra_driver::status::FailedPrepare;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -29,6 +30,7 @@ use crate::cdi::{self, ExtraMount};
 use crate::claims::ClaimSource;
 use crate::disk::{Disk, Files, HostFiles};
 use crate::errors::{PrepareError, UndoError, WorkError};
+use crate::failures::Failures;
 use crate::hook_program::HookProgram;
 use crate::lock::{Held, Locks};
 use crate::metrics::{Metrics, Operation};
@@ -131,6 +133,7 @@ pub(crate) struct Inner {
     pub(crate) registration: watch::Sender<Registration>,
     pub(crate) serving: watch::Sender<bool>,
     pub(crate) metrics: Metrics,
+    failures: Failures,
     /// Since when a claim that has an entry is missing in the API.
     pub(crate) missing_since: Mutex<BTreeMap<ClaimUid, Instant>>,
 }
@@ -185,6 +188,7 @@ impl Plugin {
                 registration: watch::Sender::new(Registration::default()),
                 serving: watch::Sender::new(false),
                 metrics: Metrics::default(),
+                failures: Failures::default(),
                 missing_since: Mutex::default(),
             }),
         })
@@ -234,6 +238,11 @@ impl Plugin {
         &self.inner.metrics
     }
 
+    /// The claims whose last prepare failed, oldest first.
+    pub fn failed_prepares(&self) -> Vec<FailedPrepare> {
+        self.inner.failures.all()
+    }
+
     /// Prepares a claim. It goes on if the caller stops waiting.
     pub async fn prepare(&self, request: ClaimRequest) -> Result<Vec<PreparedDevice>, PrepareError> {
         let plugin = self.clone();
@@ -246,17 +255,17 @@ impl Plugin {
             plugin.inner.metrics.record(Operation::Prepare, elapsed, result.is_ok());
             let (namespace, name, uid) = (&request.namespace, &request.name, &request.uid);
             match &result {
-                Ok(devices) => info!(
-                    namespace, name, uid, devices = ?names(devices), elapsed_ms = millis(elapsed), "prepared"
-                ),
-                Err(error) => warn!(
-                    namespace,
-                    name,
-                    uid,
-                    error = crate::chain(error),
-                    elapsed_ms = millis(elapsed),
-                    "not prepared"
-                ),
+                Ok(devices) => {
+                    plugin.inner.failures.forget(uid);
+                    let devices = names(devices);
+                    info!(namespace, name, uid, devices, elapsed_ms = millis(elapsed), "prepared");
+                }
+                Err(error) => {
+                    let error = crate::chain(error);
+                    warn!(namespace, name, uid, error, elapsed_ms = millis(elapsed), "not prepared");
+                    let claim = ClaimName { namespace: namespace.clone(), name: name.clone() };
+                    plugin.inner.failures.note(claim, uid, error);
+                }
             }
             result
         });
@@ -275,7 +284,10 @@ impl Plugin {
             let elapsed = started.elapsed();
             plugin.inner.metrics.record(Operation::Unprepare, elapsed, result.is_ok());
             match &result {
-                Ok(()) => info!(%uid, elapsed_ms = millis(elapsed), "unprepared"),
+                Ok(()) => {
+                    plugin.inner.failures.forget(uid.as_str());
+                    info!(%uid, elapsed_ms = millis(elapsed), "unprepared");
+                }
                 Err(error) => warn!(
                     %uid, error = crate::chain(error), elapsed_ms = millis(elapsed), "not unprepared"
                 ),
@@ -487,8 +499,9 @@ pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send 
     tokio::task::spawn_blocking(work).await.ok()
 }
 
-fn names(devices: &[PreparedDevice]) -> Vec<&str> {
-    devices.iter().map(|device| device.device.as_str()).collect()
+/// The devices' names for a log line, spaces between them.
+fn names(devices: &[PreparedDevice]) -> String {
+    devices.iter().map(|device| device.device.as_str()).collect::<Vec<_>>().join(" ")
 }
 
 fn millis(elapsed: Duration) -> u64 {

@@ -91,6 +91,10 @@ kinds! {
         "Processes use a GPU whose MIG mode is to be changed."
         "The driver changes the mode only of a GPU that nobody has open."
         "Stop the named processes: monitors (dcgm, dcgm-exporter) and nvidia-persistenced are the usual ones.";
+    MigProfileAbsent "mig-profile-absent" Warning
+        "A profile of --mig-profiles (chart value migProfiles) is one that no GPU of this node has."
+        "Nothing is published of it here. One value serves all nodes, so this is usual where their models differ."
+        "Nothing if another node has it; else correct the name: `nvidia-smi mig -lgip` lists those of a GPU.";
     DriverFilesIncomplete "driver-files-incomplete" Error
         "The driver's files for containers are not complete, or of two versions."
         "A container needs libcuda of the version of the loaded driver; files of two versions never go into one."

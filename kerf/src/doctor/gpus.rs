@@ -36,6 +36,10 @@ pub(super) fn examine(report: &mut Report, roots: &RootArguments, status: Option
     for gpu in &inventory.gpus {
         mode(report, &hardware, gpu, status);
     }
+    // The running `kerf node` knows its settings.
+    for profile in status.into_iter().flat_map(|status| &status.absent_profiles) {
+        report.found(Kind::MigProfileAbsent, profile.to_string());
+    }
     files(report, &hardware);
     let minors: Vec<u32> = inventory.gpus.iter().map(|gpu| gpu.minor).collect();
     let partitions = inventory.gpus.iter().any(|gpu| gpu.mig.is_some());

@@ -16,7 +16,8 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::{Report, status_socket};
+use super::report::Report;
+use super::status_socket;
 
 /// The pause after something that is needed to publish could not be had.
 const RETRY: Duration = Duration::from_secs(10);

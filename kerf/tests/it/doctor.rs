@@ -74,11 +74,14 @@ impl Node {
 
     /// What `kerf node` would answer.
     fn serve_status(&self, missing: &[&str]) {
-        let status = json!({
+        self.serve(&json!({
             "node": "node-1", "driver": "gpu.nvidia.com", "version": "0.1.0", "nvidiaDriver": VERSION,
             "missing": missing, "publication": {"pool": "node-1/gpu", "generation": 1, "slices": 2}, "gpus": [],
-        })
-        .to_string();
+        }));
+    }
+
+    fn serve(&self, status: &Value) {
+        let status = status.to_string();
         let path = self.path("kubelet/plugins/gpu.nvidia.com/status.sock");
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         let _ = fs::remove_file(&path);
@@ -325,6 +328,18 @@ fn a_node_that_is_not_registered_or_not_ready_is_told() {
     on_node(|node| {
         node.remove("kubelet/plugins_registry/gpu.nvidia.com@reg.sock");
         node.finds("registration-socket-missing", "gpu.nvidia.com@reg.sock");
+    });
+}
+
+#[test]
+fn profiles_that_are_wanted_and_no_gpu_has_are_told() {
+    on_node(|node| {
+        node.serve(&json!({
+            "node": "node-1", "driver": "gpu.nvidia.com", "version": "0.1.0", "nvidiaDriver": VERSION,
+            "missing": [], "publication": {"pool": "node-1/gpu", "generation": 1, "slices": 2}, "gpus": [],
+            "absentProfiles": ["1g.18gb", "1g.24gb-me"],
+        }));
+        node.finds("mig-profile-absent", "1g.24gb-me");
     });
 }
 

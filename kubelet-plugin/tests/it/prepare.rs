@@ -400,3 +400,30 @@ async fn the_disk_is_waited_for_as_often_as_a_power_cut_demands_and_not_more() {
     unprepare(&plugin, "gpu").await.unwrap();
     assert_eq!(waits(), ["claims"]);
 }
+
+#[tokio::test]
+async fn the_last_failure_of_a_claim_is_known_until_it_is_prepared_or_unprepared() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    let failed = || -> Vec<(String, String)> {
+        let all = plugin.failed_prepares().into_iter();
+        all.map(|failed| (failed.claim.to_string(), failed.error)).collect()
+    };
+    for name in ["here", "gone"] {
+        node.claims.put(claim(name, &[("r", partition(pci(1), "1g.10gb", 4))]));
+        node.machine
+            .lock()
+            .unwrap()
+            .failures
+            .push_back(("create_gpu_instance", HardwareErrorKind::Other(999)));
+        prepare(&plugin, name).await.unwrap_err();
+    }
+    let all = failed();
+    assert_eq!(all.iter().map(|(claim, _)| claim.as_str()).collect::<Vec<_>>(), ["ns/here", "ns/gone"]);
+    assert!(all.iter().all(|(_, error)| error.contains("NVML error 999")), "{all:?}");
+    prepare(&plugin, "here").await.unwrap();
+    assert_eq!(failed().len(), 1);
+    unprepare(&plugin, "gone").await.unwrap();
+    assert_eq!(failed(), []);
+}
