@@ -130,7 +130,6 @@ async fn serve(arguments: NodeArguments) -> Result<()> {
 
     let published = outlets.published.subscribe();
     let missing = watch::Sender::new(vec!["kerf node is starting".to_owned()]);
-    let registry = Arc::new(metrics::registry(plugin.clone(), published.clone(), missing.subscribe()));
     let inventory = outlets.inventory.subscribe();
     let absent = report::tell_absent_profiles(settings.clone(), inventory, cancel.clone());
     let report = Arc::new(Report {
@@ -141,6 +140,7 @@ async fn serve(arguments: NodeArguments) -> Result<()> {
         published: published.clone(),
         missing: missing.subscribe(),
     });
+    let registry = Arc::new(metrics::registry(Arc::clone(&report)));
 
     let mut parts = JoinSet::new();
     let http = http::serve(listener, missing.subscribe(), registry, cancel.clone());

@@ -1,45 +1,47 @@
 //! What `/metrics` says: numbers that others count, read when asked.
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
-use kerf_controller::PublishStatus;
-use kerf_kubelet_plugin::{BUCKETS, Operation, Plugin};
+use k8s_openapi::api::resource::v1::Device;
+use kerf_api::attributes::{attribute, device_type};
+use kerf_dra_driver::names::DriverName;
+use kerf_dra_driver::status::GpuStatus;
+use kerf_dra_driver::taint::Condition;
+use kerf_kubelet_plugin::{BUCKETS, Operation};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
-use tokio::sync::watch;
+
+use super::report::Report;
 
 /// A registry of everything that is counted.
-pub(crate) fn registry(
-    plugin: Plugin,
-    publisher: watch::Receiver<PublishStatus>,
-    missing: watch::Receiver<Vec<String>>,
-) -> Registry {
+pub(crate) fn registry(report: Arc<Report>) -> Registry {
     let mut registry = Registry::with_prefix("kerf");
-    registry.register_collector(Box::new(Counted { plugin, publisher, missing }));
+    registry.register_collector(Box::new(Counted { report }));
     registry
 }
 
 #[derive(Debug)]
 struct Counted {
-    plugin: Plugin,
-    publisher: watch::Receiver<PublishStatus>,
-    missing: watch::Receiver<Vec<String>>,
+    report: Arc<Report>,
 }
 
 impl Collector for Counted {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         self.operations(&mut encoder)?;
-        let publisher = self.publisher.borrow().clone();
-        let journal = self.plugin.journal().borrow().clone();
+        self.devices(&mut encoder)?;
+        let publisher = self.report.published.borrow().clone();
+        let journal = self.report.plugin.journal().borrow().clone();
         gauge(
             &mut encoder,
             "ready",
             "1 while the node is registered and its slices are stored",
-            i64::from(self.missing.borrow().is_empty()),
+            i64::from(self.report.missing.borrow().is_empty()),
         )?;
         gauge(&mut encoder, "prepared_claims", "Claims with a journal entry", count(journal.entries.len()))?;
         gauge(
@@ -69,8 +71,21 @@ impl Collector for Counted {
 }
 
 impl Counted {
+    /// GPUs and devices as the last inventory and layout have them: a scrape
+    /// asks no hardware.
+    fn devices(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let inventory = self.report.inventory.borrow().clone().unwrap_or_default();
+        let devices = self.report.devices();
+        let gpus = self.report.gpus(&inventory, &devices);
+        family(encoder, "gpus", "GPUs of the node, each in one state", "state", &by_state(&gpus))?;
+        family(encoder, "published_devices", "Devices published, by type", "type", &by_type(&devices))?;
+        let taints = by_taint(&self.report.settings.driver, &devices);
+        family(encoder, "tainted_devices", "Devices published with a taint, by its key", "taint", &taints)
+    }
+
     fn operations(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let counted = Operation::ALL.map(|operation| (operation, self.plugin.metrics().counted(operation)));
+        let counted =
+            Operation::ALL.map(|operation| (operation, self.report.plugin.metrics().counted(operation)));
         let mut durations = encoder.encode_descriptor(
             "operation_duration",
             "Duration of operations, from request to answer",
@@ -102,6 +117,55 @@ impl Counted {
     }
 }
 
+/// The states of [`GpuStatus`] that are told apart, the worst that applies.
+fn by_state(gpus: &[GpuStatus]) -> BTreeMap<String, usize> {
+    let mut states = BTreeMap::from(["lost", "present", "tainted"].map(|state| (state.to_owned(), 0)));
+    for gpu in gpus {
+        let state = match gpu {
+            GpuStatus { lost: true, .. } => "lost",
+            GpuStatus { conditions, .. } if !conditions.is_empty() => "tainted",
+            GpuStatus { .. } => "present",
+        };
+        *states.entry(state.to_owned()).or_default() += 1;
+    }
+    states
+}
+
+fn by_type(devices: &[Device]) -> BTreeMap<String, usize> {
+    let mut types = BTreeMap::from([device_type::GPU, device_type::MIG].map(|kind| (kind.to_owned(), 0)));
+    for device in devices {
+        let kind = device.attributes.as_ref().and_then(|all| all.get(attribute::TYPE)?.string.clone());
+        *types.entry(kind.unwrap_or_default()).or_default() += 1;
+    }
+    types
+}
+
+/// A device with two taints counts twice.
+fn by_taint(driver: &DriverName, devices: &[Device]) -> BTreeMap<String, usize> {
+    let known = Condition::ALL.map(|condition| (format!("{driver}/{}", condition.as_str()), 0));
+    let mut taints = BTreeMap::from(known);
+    for taint in devices.iter().flat_map(|device| device.taints.iter().flatten()) {
+        *taints.entry(taint.key.clone()).or_default() += 1;
+    }
+    taints
+}
+
+/// A gauge with one label.
+fn family(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    label: &'static str,
+    values: &BTreeMap<String, usize>,
+) -> Result<(), fmt::Error> {
+    let mut gauges = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for (value, number) in values {
+        let labels = [(label, value.as_str())];
+        ConstGauge::new(count(*number)).encode(gauges.encode_family(&labels)?)?;
+    }
+    Ok(())
+}
+
 fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: i64) -> Result<(), fmt::Error> {
     ConstGauge::new(value).encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)
 }
@@ -109,3 +173,6 @@ fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: i64
 fn count(value: usize) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
+
+#[cfg(test)]
+mod tests;
