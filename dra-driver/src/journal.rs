@@ -12,6 +12,7 @@
 //! lost when this one writes the entry, so it must not rely on them alone.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -71,6 +72,17 @@ pub enum Phase {
     Completed,
     /// Being undone, or left in the middle of it.
     Undoing,
+}
+
+/// A word for log lines.
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Started => "started",
+            Self::Completed => "completed",
+            Self::Undoing => "undoing",
+        })
+    }
 }
 
 /// What an allocated device is on the hardware.

@@ -77,7 +77,7 @@ impl NvmlHardware {
         })?;
         let path = self.roots.driver.join(library);
         let session = Arc::new(Session::open(&path)?);
-        tracing::info!(library = %path.display(), driver = ?session.driver_version().ok(), "NVML opened");
+        tracing::info!(library = %path.display(), driver = session.driver_version().ok(), "NVML opened");
         *self.session.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&session));
         Ok(session)
     }

@@ -271,7 +271,10 @@ fn build(
 
 fn reported(event: &Event) -> Option<HardwareEvent> {
     let kind = if event.is_xid() {
-        tracing::warn!(gpu = ?event.gpu.map(|gpu| gpu.to_string()), xid = event.data, instance = ?event.instance, "XID");
+        // Fields that are absent are left out of the line.
+        let gpu = event.gpu.map(tracing::field::display);
+        let (gpu_instance, compute_instance) = event.instance.unzip();
+        tracing::warn!(gpu, xid = event.data, gpu_instance, compute_instance, "XID");
         HardwareEventKind::Xid(event.data)
     } else if event.is_mig_change() {
         HardwareEventKind::MigConfigurationChanged

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use kerf_dra_driver::hardware::HardwareErrorKind;
+use kerf_dra_driver::hardware::{HardwareErrorKind, HardwareEventKind};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
@@ -40,7 +40,11 @@ impl Inner {
                     // What happened while nobody listened was not heard.
                     let missed = deaf.take().is_some();
                     if let Some(event) = &event {
-                        debug!(?event, "a GPU reports");
+                        let what = match event.kind {
+                            HardwareEventKind::MigConfigurationChanged => "a changed MIG configuration",
+                            HardwareEventKind::Xid(_) => "an XID",
+                        };
+                        debug!(gpu = event.gpu.map(tracing::field::display), what, "a GPU reports");
                     }
                     if event.is_some() || missed {
                         self.work.announce();

@@ -112,3 +112,49 @@ impl Report {
 fn verdict(passed: bool) -> &'static str {
     if passed { "passed" } else { "FAILED" }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::{Path, PathBuf};
+
+    use crate::paths;
+
+    /// Every Rust file below a folder.
+    fn sources(folder: &Path) -> Vec<PathBuf> {
+        let entries =
+            std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
+        let below = |path: PathBuf| if path.is_dir() { sources(&path) } else { vec![path] };
+        let mut files: Vec<PathBuf> = entries.flat_map(below).collect();
+        files.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
+        files
+    }
+
+    /// Whether a line captures a value in its debug form, as tracing's macros
+    /// write it: `?name` or `key = ?name`. The operator `?` stands after a value.
+    fn captures_debug(line: &str) -> bool {
+        !line.trim_start().starts_with("//")
+            && line.match_indices('?').any(|(at, _)| {
+                let before = line[..at].trim_end().chars().next_back();
+                before.is_none_or(|before| matches!(before, '=' | ',' | '('))
+                    && line[at + 1..].starts_with(|next: char| next.is_ascii_alphabetic() || next == '_')
+            })
+    }
+
+    /// Log lines are read by people who need not know Rust: no `Some("580")`.
+    #[test]
+    fn no_log_line_writes_a_value_as_rust_does() {
+        for shown in ["debug!(?event);", "gpu = ?event.gpu,", "  ?name,", "info!(a, ?b)"] {
+            assert!(captures_debug(shown), "{shown}");
+        }
+        for hidden in ["let a = f()?;", "    .ok_or(x)?;", "T: ?Sized", "// what = ?that", "g(f(a)?, b?)"] {
+            assert!(!captures_debug(hidden), "{hidden}");
+        }
+        for package in ["dra-driver", "gpu", "controller", "kubelet-plugin", "kerf"] {
+            for path in sources(&paths::root().join(package).join("src")) {
+                let text = std::fs::read_to_string(&path).expect("a source");
+                let found: Vec<&str> = text.lines().filter(|line| captures_debug(line)).collect();
+                assert_eq!(found, [""; 0], "{}", path.display());
+            }
+        }
+    }
+}

@@ -48,7 +48,7 @@ impl Work {
             if entry.phase == Phase::Completed {
                 return true;
             }
-            info!(claim = %entry.claim, uid = %entry.uid, phase = ?entry.phase, "undoing what was left incomplete");
+            info!(claim = %entry.claim, uid = %entry.uid, phase = %entry.phase, "undoing what was left incomplete");
             match self.undo(entry.clone(), &all) {
                 Ok(()) => false,
                 Err(error) => {
