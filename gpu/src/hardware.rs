@@ -73,10 +73,15 @@ impl NvmlHardware {
             return Ok(session);
         }
         let library = driver_files::management_library(&self.roots.driver).ok_or_else(|| {
-            Failure::NoLibrary(format!("no libnvidia-ml.so.1 under `{}`", self.roots.driver.display()))
+            let text = format!("no libnvidia-ml.so.1 under `{}`", self.roots.driver.display());
+            Failure::NoLibrary(self.roots.explained(text))
         })?;
         let path = self.roots.driver.join(library);
-        let session = Arc::new(Session::open(&path)?);
+        let session = Session::open(&path).map_err(|failure| match failure {
+            Failure::NoLibrary(reason) => Failure::NoLibrary(self.roots.explained(reason)),
+            other => other,
+        })?;
+        let session = Arc::new(session);
         tracing::info!(library = %path.display(), driver = session.driver_version().ok(), "NVML opened");
         *self.session.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&session));
         Ok(session)
@@ -263,7 +268,8 @@ impl Hardware for NvmlHardware {
         let version = self.with(|session| session.driver_version()).map_err(failed)?;
         let fingerprint = Fingerprint::of(&self.roots.driver, &version);
         let files = driver_files::driver_files(&self.roots, &version).map_err(|error| {
-            HardwareError::new(operation, HardwareErrorKind::NoDriver).with_detail(error.to_string())
+            let detail = self.roots.explained(error.to_string());
+            HardwareError::new(operation, HardwareErrorKind::NoDriver).with_detail(detail)
         })?;
         let mut cached = self.files();
         if self.current().is_some_and(|current| Arc::ptr_eq(&current, &session)) {

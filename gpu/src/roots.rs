@@ -43,6 +43,16 @@ impl Default for Roots {
 }
 
 impl Roots {
+    /// A message for people, who know the host's paths: one that names the
+    /// driver's root as this process sees it says which folder that is.
+    pub(crate) fn explained(&self, message: String) -> String {
+        let (seen, host) = (self.driver.display().to_string(), self.host_driver.display());
+        if self.driver == self.host_driver || !message.contains(&seen) {
+            return message;
+        }
+        format!("{message} (`{seen}` is `{host}` of the host)")
+    }
+
     /// All trees under one folder, which is the driver root too.
     #[cfg(test)]
     pub(crate) fn under(root: &Path) -> Self {
@@ -110,6 +120,16 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+
+    #[test]
+    fn a_message_with_a_path_of_this_process_names_the_hosts() {
+        let roots = Roots { driver: "/driver-root".into(), ..Roots::default() };
+        let text = "no libnvidia-ml.so.1 under `/driver-root`".to_owned();
+        assert_eq!(roots.explained(text.clone()), format!("{text} (`/driver-root` is `/` of the host)"));
+        assert_eq!(roots.explained("the driver hangs".to_owned()), "the driver hangs");
+        let text = "`/usr/lib64` cannot be listed".to_owned();
+        assert_eq!(Roots::default().explained(text.clone()), text);
+    }
 
     #[test]
     fn a_link_that_leaves_the_root_is_followed_inside_it() {

@@ -208,6 +208,9 @@ fn a_driver_that_does_not_answer_is_told_by_its_reason() {
     on_node(|node| {
         node.remove(&library);
         node.finds("driver-library-missing", "no libnvidia-ml.so.1 under");
+        let output = node.command().env("HOST_DRIVER_ROOT", "/opt/nvidia").output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.contains("` is `/opt/nvidia` of the host)"), "{text}");
     });
     on_node(|node| {
         node.remove(&library);
