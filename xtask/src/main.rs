@@ -58,20 +58,22 @@ enum ClusterCommand {
     },
     /// Take it away with all it made; its logs are kept.
     Down {
-        #[command(flatten)]
-        name: Name,
+        /// Which cluster; needed only where there are several.
+        #[arg(long)]
+        name: Option<String>,
     },
     /// Print what runs and how to reach it.
     Status {
-        #[command(flatten)]
-        name: Name,
+        /// Which cluster; needed only where there are several.
+        #[arg(long)]
+        name: Option<String>,
     },
 }
 
 #[derive(Debug, Args)]
 struct Name {
     /// Distinguishes clusters of one machine.
-    #[arg(long, default_value = "dev")]
+    #[arg(long, default_value = cluster::DEFAULT_NAME)]
     name: String,
 }
 
@@ -94,10 +96,14 @@ fn run(command: Command) -> anyhow::Result<()> {
             Cluster::up(&cluster::Options { name: name.name.clone(), gpus })?;
             cluster::status(&name.name)
         }
-        Command::Cluster(ClusterCommand::Down { name }) => cluster::down(&name.name),
-        Command::Cluster(ClusterCommand::Status { name }) => cluster::status(&name.name),
+        Command::Cluster(ClusterCommand::Down { name }) => cluster::down(&chosen(name)?),
+        Command::Cluster(ClusterCommand::Status { name }) => cluster::status(&chosen(name)?),
         Command::Image => image::all(),
         Command::Classes { check } => classes::run(check),
         Command::Codegen { check } => codegen::run(check),
     }
+}
+
+fn chosen(name: Option<String>) -> anyhow::Result<String> {
+    name.map_or_else(cluster::unnamed, Ok)
 }

@@ -66,6 +66,7 @@ impl Cluster {
     pub fn up(options: &Options) -> Result<Self> {
         let started = Instant::now();
         let layout = Layout::new(&options.name)?;
+        emulator::check(&options.gpus)?;
         require_root()?;
         debian::require(&[debian::CNI, debian::IPROUTE])?;
         let programs = programs::ensure()?;
@@ -340,6 +341,31 @@ pub fn status(name: &str) -> Result<()> {
     Ok(())
 }
 
+/// The cluster that is meant where none is named: the only one of this
+/// checkout, or else the one that `up` makes by default.
+///
+/// # Errors
+/// There are several; the sentence names them.
+pub fn unnamed() -> Result<String> {
+    the_only(&crate::paths::cluster_state(""))
+}
+
+/// The default name of a cluster.
+pub const DEFAULT_NAME: &str = "dev";
+
+fn the_only(folder: &Path) -> Result<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    // Beside each cluster's folder is its lock.
+    let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    let mut names: Vec<String> = folders.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort_unstable();
+    match names.as_slice() {
+        [] => Ok(DEFAULT_NAME.to_owned()),
+        [only] => Ok(only.clone()),
+        several => bail!("there are the clusters {}: say which with --name", several.join(", ")),
+    }
+}
+
 fn is_running(layout: &Layout, component: Component) -> bool {
     Record::load(&layout.record(component.name())).is_some_and(|record| record.alive())
 }
@@ -388,4 +414,33 @@ fn answers(port: u16, path: &str) -> Result<()> {
         bail!("{path} answers {status:?}");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_that_there_is_not_is_refused_before_anything_is_remembered() {
+        let options = Options { name: "unmade".to_owned(), gpus: vec!["nope".to_owned()] };
+        let error = Cluster::up(&options).expect_err("no model").to_string();
+        assert!(error.contains("no model `nope`; known: "), "{error}");
+        let layout = Layout::new("unmade").expect("a name");
+        assert!(!layout.settings().exists() && !layout.owner().exists());
+    }
+
+    #[test]
+    fn without_a_name_the_only_cluster_is_meant_and_several_are_named() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let the_only = || the_only(folder.path()).map_err(|error| error.to_string());
+        assert_eq!(the_only().as_deref(), Ok("dev"));
+        fs::create_dir(folder.path().join("one")).expect("a cluster");
+        fs::write(folder.path().join("gone.lock"), "").expect("a lock");
+        assert_eq!(the_only().as_deref(), Ok("one"));
+        fs::create_dir(folder.path().join("another")).expect("a cluster");
+        assert_eq!(
+            the_only().expect_err("two"),
+            "there are the clusters another, one: say which with --name"
+        );
+    }
 }
