@@ -324,6 +324,19 @@ mod tests {
     }
 
     #[test]
+    fn the_page_of_claims_names_the_kinds_and_the_version_that_are_taken() {
+        let page = include_str!("../../docs/claims.md");
+        let (_, section) = page.split_once("\n## Configs\n").expect("the section");
+        for config in [DeviceConfig::Gpu, DeviceConfig::Mig] {
+            assert!(section.contains(&format!("`{}`", config.kind())), "{}", config.kind());
+        }
+        assert!(section.contains(&format!("`apiVersion: {NVIDIA_API_VERSION}`")), "{NVIDIA_API_VERSION}");
+        let example = format!("{{apiVersion: {NVIDIA_API_VERSION}, kind: GpuConfig}}");
+        assert!(section.contains(&example), "{example}");
+        assert!(Configs::decode(DRIVER, &[config("FromClaim", &[], DRIVER, gpu())]).is_ok());
+    }
+
+    #[test]
     fn a_config_of_another_driver_is_not_even_looked_into() {
         let other = config("FromClaim", &[], "other.example.com", json!("garbage"));
         assert_eq!(Configs::decode(DRIVER, &[other]), Ok(Configs::default()));

@@ -121,6 +121,38 @@ mod tests {
         }
     }
 
+    /// The words of a text that begin with something, as names go.
+    fn words<'a>(text: &'a str, start: &str) -> Vec<&'a str> {
+        let is_name = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '-' | '/');
+        text.match_indices(start)
+            .map(|(at, _)| &text[at + start.len()..])
+            .map(|rest| rest.split(|letter| !is_name(letter)).next().unwrap_or_default())
+            .collect()
+    }
+
+    #[test]
+    fn the_examples_of_the_page_of_claims_are_yaml_and_name_classes_that_there_are() {
+        let list = list();
+        let is_class = |name: &str| {
+            let stem = name.strip_suffix(".nvidia.com").unwrap_or_default();
+            matches!(stem, "gpu" | "mig")
+                || stem.strip_prefix("mig-").is_some_and(|resource| list.contains_key(resource))
+        };
+        let page = file("docs/claims.md");
+        let examples: Vec<&str> =
+            page.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+        assert_eq!(examples.len(), 8);
+        for example in examples {
+            let object: Value = serde_saphyr::from_str(example).expect(example);
+            assert!(object["kind"].is_string(), "{example}");
+            let classes = words(example, "deviceClassName: ");
+            let resources = words(example, "nvidia.com/mig-");
+            assert!(!classes.is_empty() || !resources.is_empty(), "{example}");
+            assert!(classes.iter().all(|class| is_class(class)), "{classes:?}");
+            assert!(resources.iter().all(|resource| list.contains_key(*resource)), "{resources:?}");
+        }
+    }
+
     #[test]
     fn a_plus_is_a_dot_in_a_resource_and_a_minus_stays() {
         assert_eq!(resource("1g.10gb+me"), "1g.10gb.me");

@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use super::*;
 use crate::fixtures::{Model, gpu, instance, inventory, mig_on, settings};
 use crate::inventory::{Architecture, Bytes};
@@ -219,4 +221,55 @@ fn what_nvml_says_never_makes_a_device_that_the_api_refuses() {
     let mig = odd.mig.as_mut().expect("MIG");
     mig.profiles.iter_mut().for_each(|profile| profile.placements.clear());
     assert_eq!(self::model(&odd).devices.len(), 1, "without a placement it is a GPU without MIG");
+}
+
+/// The rows of a table of `docs/claims.md`, by their first cell.
+fn documented(section: &str) -> BTreeMap<&'static str, Vec<&'static str>> {
+    let page = include_str!("../../../docs/claims.md");
+    let (_, rest) = page.split_once(&format!("\n## {section}\n")).expect("the section");
+    let rows = rest.split("\n## ").next().unwrap_or_default().lines().filter(|line| line.starts_with("| `"));
+    let cells = |row: &'static str| row.trim_matches('|').split(" | ").map(str::trim).collect::<Vec<_>>();
+    rows.map(|row| (cells(row)[0].trim_matches('`'), cells(row)[1..].to_vec())).collect()
+}
+
+#[test]
+fn the_page_of_claims_lists_exactly_what_is_published() {
+    let mut attributes: BTreeMap<String, (&str, BTreeSet<&str>)> = BTreeMap::new();
+    let mut capacities: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
+    let mut add = |model: &GpuModel| {
+        for device in model.devices.values() {
+            let of = if device.partition().is_some() { device_type::MIG } else { device_type::GPU };
+            for (key, value) in &device.attributes {
+                let kind = match value {
+                    AttributeValue::String(_) => "string",
+                    AttributeValue::Version(_) => "version",
+                    AttributeValue::Int(_) => "int",
+                };
+                let known = attributes.entry(key.clone()).or_insert((kind, BTreeSet::new()));
+                assert_eq!(known.0, kind, "{key}");
+                known.1.insert(of);
+            }
+            for name in device.capacity.keys() {
+                capacities.entry(name.clone()).or_default().insert(of);
+            }
+        }
+    };
+    for kind in Model::ALL {
+        add(&model(&gpu(kind, "0000:65:00.0")));
+    }
+    // What somebody else made is there, and has a UUID.
+    let h100 = mig_on(gpu(Model::H100, "0000:65:00.0"));
+    add(&model_with(&settings(), &h100, &[instance(&h100, "1g.10gb", 0)]));
+
+    let devices = |of: &BTreeSet<&str>| of.iter().copied().collect::<Vec<_>>().join(", ");
+    let published: Vec<String> =
+        attributes.iter().map(|(key, (kind, of))| format!("{key} {kind} {}", devices(of))).collect();
+    let page: Vec<String> =
+        documented("Attributes").iter().map(|(key, row)| format!("{key} {} {}", row[0], row[1])).collect();
+    assert_eq!(page, published);
+    let published: Vec<String> =
+        capacities.iter().map(|(name, of)| format!("{name} {}", devices(of))).collect();
+    let page: Vec<String> =
+        documented("Capacities").iter().map(|(name, row)| format!("{name} {}", row[0])).collect();
+    assert_eq!(page, published);
 }
