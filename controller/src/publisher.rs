@@ -84,6 +84,7 @@ struct Order {
     desired: Arc<DesiredPools>,
     /// The pools without the features that were dropped and guard nothing.
     pools: Vec<DesiredPool>,
+    /// Whatever was dropped since the start, of this state or one before.
     dropped: BTreeSet<Feature>,
     /// The pools of which something that guards was dropped. They must not be
     /// there at all until another state is desired.
@@ -258,9 +259,11 @@ impl Publisher {
         let mut order = match self.order.take() {
             // What was learned about an equal state still holds.
             Some(known) if known.desired == desired => Order { desired, ..known },
-            _ => {
+            known => {
                 self.report(|status| status.phase = Phase::Writing);
-                Order::new(desired)
+                // What is desired now may need none of it: that is why it is so.
+                let dropped = known.map(|known| known.dropped).unwrap_or_default();
+                Order { dropped, ..Order::new(desired) }
             }
         };
         let outcome = self.carry_out(&mut order).await;

@@ -24,9 +24,10 @@ pub struct PublishStatus {
     pub writes: u64,
     /// Times since the start that changes by others were undone.
     pub repairs: u64,
-    /// Features that the API server dropped from the desired state. If one of
-    /// them [guards](Feature::guards), the publisher has withdrawn the slices
-    /// and waits for another desired state.
+    /// Features that the API server dropped since the start. If one of them
+    /// [guards](Feature::guards), the publisher has withdrawn the slices that
+    /// need it; the phase tells whether it still waits for a desired state
+    /// that does not.
     pub dropped: BTreeSet<Feature>,
     /// Pools under our driver and node name that somebody else keeps
     /// publishing. They are left alone.
