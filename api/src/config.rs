@@ -102,7 +102,17 @@ pub enum ConfigError {
 /// The configs of one claim for one driver, in the order of their weight.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Configs {
-    entries: Vec<(Vec<String>, DeviceConfig)>,
+    entries: Vec<Entry>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Entry {
+    /// Empty: all.
+    requests: Vec<String>,
+    /// Whether it is for devices of its type alone, and no error beside others.
+    /// A class names no request: those of its configs are the scheduler's.
+    by_type: bool,
+    config: DeviceConfig,
 }
 
 impl Configs {
@@ -121,7 +131,9 @@ impl Configs {
         let entries = ordered
             .into_iter()
             .map(|(config, opaque)| {
-                Ok((config.requests.clone().unwrap_or_default(), decode(&opaque.parameters.0)?))
+                let requests = config.requests.clone().unwrap_or_default();
+                let by_type = requests.is_empty() || config.source == "FromClass";
+                Ok(Entry { requests, by_type, config: decode(&opaque.parameters.0)? })
             })
             .collect::<Result<_, ConfigError>>()?;
         Ok(Self { entries })
@@ -130,24 +142,21 @@ impl Configs {
     /// The config for the result of a request: the last that matches.
     ///
     /// A config for `gpu` applies to the results of `gpu` and `gpu/sub`; one
-    /// without requests to every device of its type.
+    /// without requests, or of a class, to devices of its type only.
     pub fn for_result(
         &self,
         request: &str,
         target: ConfigTarget,
     ) -> Result<Option<DeviceConfig>, ConfigError> {
         let main = request.split_once('/').map_or(request, |(main, _)| main);
-        let found = self.entries.iter().rev().find(|(requests, config)| {
-            if requests.is_empty() {
-                config.fits(target)
-            } else {
-                requests.iter().any(|named| named == request || named == main)
-            }
+        let found = self.entries.iter().rev().find(|Entry { requests, by_type, config }| {
+            (requests.is_empty() || requests.iter().any(|named| named == request || named == main))
+                && (!by_type || config.fits(target))
         });
         match found {
             None => Ok(None),
-            Some((_, config)) if config.fits(target) => Ok(Some(*config)),
-            Some((_, config)) => Err(ConfigError::WrongTarget {
+            Some(Entry { config, .. }) if config.fits(target) => Ok(Some(*config)),
+            Some(Entry { config, .. }) => Err(ConfigError::WrongTarget {
                 kind: config.kind(),
                 wants: match config {
                     DeviceConfig::Gpu => "whole GPUs",
@@ -373,6 +382,21 @@ mod tests {
             error.to_string(),
             "MigDeviceConfig is for MIG partitions, but request `r` got a whole GPU"
         );
+    }
+
+    #[test]
+    fn a_classs_config_applies_to_devices_of_its_type_only_whatever_requests_the_scheduler_names() {
+        // Up to Kubernetes 1.36 always the request, from 1.37 on none if it is all.
+        for requests in [&[] as &[&str], &["r"]] {
+            let configs =
+                Configs::decode(DRIVER, &[config("FromClass", requests, DRIVER, gpu())]).expect("decodes");
+            assert_eq!(configs.for_result("r", ConfigTarget::Mig), Ok(None), "{requests:?}");
+            assert_eq!(
+                configs.for_result("r", ConfigTarget::Gpu),
+                Ok(Some(DeviceConfig::Gpu)),
+                "{requests:?}"
+            );
+        }
     }
 
     #[test]
