@@ -36,7 +36,7 @@ pub fn run(keep: bool) -> Result<()> {
     emulator::build()?;
     let (kerf, stub) = (image::kerf()?, image::cuda_stub()?);
     let gpus = driver::GPUS.map(str::to_owned).to_vec();
-    let cluster = Cluster::up(&Options { name: CLUSTER.to_owned(), gpus })?;
+    let cluster = Cluster::up(&Options { name: CLUSTER.to_owned(), gpus, ..Options::default() })?;
     let told = tell(&cluster, &[kerf, stub]);
     if keep {
         eprintln!();

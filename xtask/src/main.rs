@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
-use xtask::cluster::{self, Cluster};
+use xtask::cluster::{self, Cluster, FeatureGates, Release};
 use xtask::{bench, classes, codegen, demo, image, suite};
 
 #[derive(Debug, Parser)]
@@ -23,8 +23,12 @@ enum Command {
         #[arg(long)]
         keep: bool,
     },
-    /// Run every check and test, on a cluster of its own.
-    Test,
+    /// Run every check and test, on clusters of its own.
+    Test {
+        /// Run all end-to-end tests on this release alone, not all on 1.37.2 and the stories on 1.36.3.
+        #[arg(long, value_name = "VERSION")]
+        kubernetes: Option<Release>,
+    },
     /// Print what kerf costs: memory, size, start and prepare times.
     Bench,
     /// A stock one-node Kubernetes cluster without Docker.
@@ -55,6 +59,12 @@ enum ClusterCommand {
         /// Emulate a GPU of this model, e.g. h100-80 or a30:mig=on; once per GPU.
         #[arg(long = "gpu", value_name = "MODEL")]
         gpus: Vec<String>,
+        /// The release of Kubernetes, 1.37.2 or 1.36.3; once made a cluster keeps its own.
+        #[arg(long, value_name = "VERSION")]
+        kubernetes: Option<Release>,
+        /// Feature gates to set in all components, or in one: kube-scheduler:NAME=false.
+        #[arg(long, value_name = "[COMPONENT:]NAME=BOOL,…", default_value = "", hide_default_value = true)]
+        feature_gates: FeatureGates,
     },
     /// Take it away with all it made; its logs are kept.
     Down {
@@ -90,11 +100,12 @@ fn main() -> ExitCode {
 fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Demo { keep } => demo::run(keep),
-        Command::Test => suite::run(),
+        Command::Test { kubernetes } => suite::run(kubernetes),
         Command::Bench => bench::run(),
-        Command::Cluster(ClusterCommand::Up { name, gpus }) => {
-            Cluster::up(&cluster::Options { name: name.name.clone(), gpus })?;
-            cluster::status(&name.name)
+        Command::Cluster(ClusterCommand::Up { name, gpus, kubernetes, feature_gates }) => {
+            let name = name.name;
+            Cluster::up(&cluster::Options { name: name.clone(), gpus, kubernetes, feature_gates })?;
+            cluster::status(&name)
         }
         Command::Cluster(ClusterCommand::Down { name }) => cluster::down(&chosen(name)?),
         Command::Cluster(ClusterCommand::Status { name }) => cluster::status(&chosen(name)?),

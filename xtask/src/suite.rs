@@ -7,25 +7,35 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow};
 
-use crate::cluster::{self, Cluster, programs};
+use crate::cluster::{self, Cluster, Release, programs};
 use crate::{classes, codegen, emulator, exec, image};
 
 /// The clusters of the end-to-end tests, which run at the same time.
 pub const CLUSTERS: [&str; 3] = ["e2e1", "e2e2", "e2e3"];
 
-/// Runs every check; the first failure ends the run.
-pub fn run() -> Result<()> {
+/// One more beside them, for the cases that every release must pass.
+pub const OLDEST_CLUSTER: &str = "e2e136";
+
+/// Names the release that all of [`CLUSTERS`] run, and there is no other.
+pub const RELEASE_VARIABLE: &str = "KERF_E2E_KUBERNETES";
+
+/// Runs every check; the first failure ends the run. With a release, every
+/// end-to-end test runs on that one and no other.
+pub fn run(release: Option<Release>) -> Result<()> {
     programs::require_go()?;
     let mut report = Report::default();
-    let outcome = stages(&mut report);
+    let outcome = stages(&mut report, release);
     report.print();
     outcome
 }
 
-fn stages(report: &mut Report) -> Result<()> {
+fn stages(report: &mut Report, release: Option<Release>) -> Result<()> {
     // Left by a run that was killed.
     report.stage("no cluster from before", clusters_down)?;
-    let programs = thread::spawn(programs::ensure);
+    let programs = thread::spawn(move || match release {
+        Some(release) => programs::ensure(release).map(drop),
+        None => Release::ALL.into_iter().try_for_each(|release| programs::ensure(release).map(drop)),
+    });
     report.stage("format", || cargo(&["fmt", "--all", "--check"]))?;
     report.stage("clippy", || {
         cargo(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "--deny", "warnings"])?;
@@ -45,10 +55,15 @@ fn stages(report: &mut Report) -> Result<()> {
     })?;
     report.stage("images", image::all)?;
     report.stage("cluster programs, the rest", || {
-        programs.join().map_err(|_| anyhow!("the build of the cluster's programs panicked"))?.map(drop)
+        programs.join().map_err(|_| anyhow!("the build of the cluster's programs panicked"))?
     })?;
-    let tests = report
-        .stage("end-to-end tests", || cargo(&["test", "--quiet", "--package", "kerf-e2e", "--test", "e2e"]));
+    let tests = report.stage("end-to-end tests", || {
+        let mut tests = exec::cargo(&["test", "--quiet", "--package", "kerf-e2e", "--test", "e2e"]);
+        if let Some(release) = release {
+            tests.env(RELEASE_VARIABLE, release.version());
+        }
+        exec::inherit(&mut tests)
+    });
     let tests = tests.and_then(|()| report.stage("slices on the real API server", publisher));
     let down = report.stage("clusters down", clusters_down);
     tests.and(down)
@@ -56,7 +71,7 @@ fn stages(report: &mut Report) -> Result<()> {
 
 /// Takes all down, also those after one that cannot be.
 fn clusters_down() -> Result<()> {
-    CLUSTERS.map(cluster::down).into_iter().collect()
+    CLUSTERS.into_iter().chain([OLDEST_CLUSTER]).map(cluster::down).collect::<Vec<_>>().into_iter().collect()
 }
 
 /// The publisher's test that wants a real API server, on that of a cluster.

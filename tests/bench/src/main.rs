@@ -34,7 +34,11 @@ const IDLE: Duration = Duration::from_secs(5);
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
-    let cluster = Cluster::up(&Options { name: "bench".to_owned(), gpus: vec!["h100-80".to_owned(); GPUS] })?;
+    let cluster = Cluster::up(&Options {
+        name: "bench".to_owned(),
+        gpus: vec!["h100-80".to_owned(); GPUS],
+        ..Options::default()
+    })?;
     let result = measure(&cluster).await;
     drop(cluster);
     xtask::cluster::down("bench")?;

@@ -31,6 +31,21 @@ pub enum Needs {
     Driver,
 }
 
+/// All cases.
+#[derive(Debug)]
+pub struct Cases {
+    /// What kerf promises on every release of Kubernetes.
+    pub everywhere: Vec<Case>,
+    /// What hangs on no release: faults and wrong input.
+    pub once: Vec<Case>,
+}
+
+impl Cases {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Case> {
+        self.everywhere.iter().chain(&self.once)
+    }
+}
+
 /// Returns when nothing is left of what cases before did to the machine and kerf.
 pub type Ready = fn(&Scene<'_>) -> Result<()>;
 

@@ -14,7 +14,7 @@ mod scene;
 mod wait;
 
 pub use api::Kind;
-pub use case::{Case, Needs, Ready};
+pub use case::{Case, Cases, Needs, Ready};
 pub use runner::main;
 pub use scene::Scene;
 pub use wait::{LIMIT, wait_until, watch_until};

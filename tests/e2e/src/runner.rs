@@ -12,10 +12,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use xtask::cluster::{Cluster, Options};
+use xtask::cluster::{Cluster, Options, Release};
 use xtask::{driver, image, suite};
 
-use crate::case::{Case, Needs, Ready};
+use crate::case::{Case, Cases, Needs, Ready};
 
 /// Names one cluster to use instead of those of `cargo xtask test`, for who
 /// works on cases.
@@ -29,12 +29,12 @@ const AS_INSTALLED: &str = "--as-installed";
 
 /// Runs the cases whose name contains any of the command line's words, or all.
 /// `--list` prints their names. The clusters stay up for the next run.
-pub fn main(cases: &[Case], ready: Ready) -> ExitCode {
+pub fn main(cases: &Cases, ready: Ready) -> ExitCode {
     let (flags, words): (Vec<String>, Vec<String>) =
         std::env::args().skip(1).partition(|argument| argument.starts_with("--"));
     let has = |flag: &str| flags.iter().any(|given| given == flag);
     if has("--list") {
-        for case in cases {
+        for case in cases.all() {
             eprintln!("{}", case.name);
         }
         return ExitCode::SUCCESS;
@@ -42,9 +42,7 @@ pub fn main(cases: &[Case], ready: Ready) -> ExitCode {
     let outcome = if has(EXACT) {
         run_one(cases, &words, has(AS_INSTALLED), ready)
     } else {
-        let meant =
-            |case: &&Case| words.is_empty() || words.iter().any(|word| case.name.contains(word.as_str()));
-        share_out(cases.iter().filter(meant).collect(), has(AS_INSTALLED))
+        groups(cases, &words).and_then(|groups| share_out(&groups, has(AS_INSTALLED)))
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,
@@ -56,11 +54,11 @@ pub fn main(cases: &[Case], ready: Ready) -> ExitCode {
     }
 }
 
-fn run_one(cases: &[Case], words: &[String], as_installed: bool, ready: Ready) -> Result<bool> {
-    let number = cases.iter().position(|case| words == [case.name]);
-    let number = number.with_context(|| format!("no case is called {words:?}"))?;
-    let case = &cases[number];
-    let options = options(clusters().swap_remove(0));
+fn run_one(cases: &Cases, words: &[String], as_installed: bool, ready: Ready) -> Result<bool> {
+    let found = cases.all().enumerate().find(|(_, case)| words == [case.name]);
+    let (number, case) = found.with_context(|| format!("no case is called {words:?}"))?;
+    let cluster = std::env::var(CLUSTER_VARIABLE).unwrap_or_else(|_| suite::CLUSTERS[0].to_owned());
+    let options = options(cluster, release()?);
     eprintln!("case: {} (cluster {})", case.name, options.name);
     let started = Instant::now();
     let outcome = case.play(&options, format!("e2e-{number}"), as_installed, ready);
@@ -71,30 +69,35 @@ fn run_one(cases: &[Case], words: &[String], as_installed: bool, ready: Ready) -
     Ok(outcome.is_ok())
 }
 
-fn share_out(mut cases: Vec<&Case>, as_installed: bool) -> Result<bool> {
-    ensure!(!cases.is_empty(), "no case has a name like that; `--list` prints the names");
+fn share_out(groups: &[Group<'_>], as_installed: bool) -> Result<bool> {
+    let left = || groups.iter().flat_map(|group| group.left().clone());
+    ensure!(left().next().is_some(), "no case has a name like that; `--list` prints the names");
     let started = Instant::now();
-    let mut clusters = clusters();
-    clusters.truncate(cases.len());
     // Once, for all clusters.
     let mut images = vec![image::cuda_stub()?];
-    if !as_installed && cases.iter().any(|case| case.needs == Needs::Driver) {
+    if !as_installed && left().any(|case| case.needs == Needs::Driver) {
         images.push(image::kerf()?);
     }
-    // Taken from the end: the longest first, lest it be left alone at the end.
-    cases.sort_by_key(|case| case.seconds);
-    let run = Run { images, as_installed, alone: clusters.len() == 1, left: Mutex::new(cases) };
-    let workers: Vec<Result<Vec<Played>>> = thread::scope(|scope| {
-        let workers: Vec<_> = clusters.iter().map(|cluster| scope.spawn(|| run.work(cluster))).collect();
-        let ended = |worker: thread::ScopedJoinHandle<'_, _>| {
-            worker.join().unwrap_or_else(|_| Err(anyhow!("a worker panicked")))
+    let workers: Vec<(&Group<'_>, &String)> =
+        groups.iter().flat_map(|group| group.clusters.iter().map(move |cluster| (group, cluster))).collect();
+    let run = Run { images, as_installed, alone: workers.len() == 1 };
+    let played: Vec<Result<Vec<Played>>> = thread::scope(|scope| {
+        let threads: Vec<_> = workers
+            .iter()
+            .map(|(group, cluster)| {
+                let run = &run;
+                scope.spawn(move || run.work(group, cluster))
+            })
+            .collect();
+        let ended = |thread: thread::ScopedJoinHandle<'_, _>| {
+            thread.join().unwrap_or_else(|_| Err(anyhow!("a worker panicked")))
         };
-        workers.into_iter().map(ended).collect()
+        threads.into_iter().map(ended).collect()
     });
 
     eprintln!();
     let mut all_passed = true;
-    for (cluster, played) in clusters.iter().zip(workers) {
+    for ((_, cluster), played) in workers.iter().zip(played) {
         match played {
             Ok(played) => {
                 for Played { name, took, passed } in played {
@@ -109,22 +112,65 @@ fn share_out(mut cases: Vec<&Case>, as_installed: bool) -> Result<bool> {
             }
         }
     }
-    for case in run.left().iter() {
+    for case in left() {
         all_passed = false;
         eprintln!("           not run  {}", case.name);
     }
-    eprintln!("{:>8.1} s  on {} clusters", started.elapsed().as_secs_f64(), clusters.len());
+    eprintln!("{:>8.1} s  on {} clusters", started.elapsed().as_secs_f64(), workers.len());
     Ok(all_passed)
 }
 
+/// Clusters of one release, and the cases that they share.
+struct Group<'a> {
+    clusters: Vec<String>,
+    /// None: the default, or what a cluster has that is there already.
+    release: Option<Release>,
+    /// Cases that no cluster has taken yet, the next one last.
+    left: Mutex<Vec<&'a Case>>,
+}
+
+impl<'a> Group<'a> {
+    fn new(mut clusters: Vec<String>, release: Option<Release>, mut cases: Vec<&'a Case>) -> Self {
+        clusters.truncate(cases.len());
+        // Taken from the end: the longest first, lest it be left alone at the end.
+        cases.sort_by_key(|case| case.seconds);
+        Self { clusters, release, left: Mutex::new(cases) }
+    }
+
+    fn left(&self) -> MutexGuard<'_, Vec<&'a Case>> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// All cases on the clusters of `cargo xtask test` and, on one more, those for
+/// every release on the oldest; or all on what the environment names.
+fn groups<'a>(cases: &'a Cases, words: &[String]) -> Result<Vec<Group<'a>>> {
+    let meant = |case: &&Case| words.is_empty() || words.iter().any(|word| case.name.contains(word.as_str()));
+    let all = cases.all().filter(meant).collect();
+    let release = release()?;
+    if let Ok(name) = std::env::var(CLUSTER_VARIABLE) {
+        return Ok(vec![Group::new(vec![name], release, all)]);
+    }
+    let mut groups = vec![Group::new(suite::CLUSTERS.map(str::to_owned).to_vec(), release, all)];
+    if release.is_none() {
+        let clusters = vec![suite::OLDEST_CLUSTER.to_owned()];
+        let everywhere = cases.everywhere.iter().filter(meant).collect();
+        groups.push(Group::new(clusters, Some(Release::Oldest), everywhere));
+    }
+    Ok(groups)
+}
+
+/// The release that the environment names.
+fn release() -> Result<Option<Release>> {
+    std::env::var(suite::RELEASE_VARIABLE).ok().map(|release| release.parse()).transpose()
+}
+
 /// What the clusters share.
-struct Run<'a> {
+struct Run {
     images: Vec<PathBuf>,
     as_installed: bool,
     /// There is one cluster, so what it prints is mixed with nothing.
     alone: bool,
-    /// Cases that no cluster has taken yet, the next one last.
-    left: Mutex<Vec<&'a Case>>,
 }
 
 /// A case that was run.
@@ -134,21 +180,17 @@ struct Played {
     passed: bool,
 }
 
-impl<'a> Run<'a> {
-    fn left(&self) -> MutexGuard<'_, Vec<&'a Case>> {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
+impl Run {
     /// Brings a cluster up and runs cases on it until none is left.
-    fn work(&self, cluster: &str) -> Result<Vec<Played>> {
-        let up = Cluster::up(&options(cluster.to_owned()))?;
+    fn work(&self, group: &Group<'_>, cluster: &str) -> Result<Vec<Played>> {
+        let up = Cluster::up(&options(cluster.to_owned(), group.release))?;
         for image in &self.images {
             up.import(image)?;
         }
         let mut as_installed = self.as_installed;
         let mut played = Vec::new();
         loop {
-            let Some(case) = self.left().pop() else { return Ok(played) };
+            let Some(case) = group.left().pop() else { return Ok(played) };
             let started = Instant::now();
             let passed = self.play(cluster, case, as_installed)?;
             // After a failure its values may be those of the case.
@@ -186,14 +228,8 @@ impl<'a> Run<'a> {
     }
 }
 
-/// The clusters to use; at least one.
-fn clusters() -> Vec<String> {
-    std::env::var(CLUSTER_VARIABLE)
-        .map_or_else(|_| suite::CLUSTERS.map(str::to_owned).to_vec(), |name| vec![name])
-}
-
-fn options(name: String) -> Options {
-    Options { name, gpus: driver::GPUS.map(str::to_owned).to_vec() }
+fn options(name: String, kubernetes: Option<Release>) -> Options {
+    Options { name, gpus: driver::GPUS.map(str::to_owned).to_vec(), kubernetes, ..Options::default() }
 }
 
 fn verdict(passed: bool) -> &'static str {

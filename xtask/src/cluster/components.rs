@@ -1,14 +1,13 @@
 //! The six programs of a cluster and how each is started. Why a setting is
 //! there stands beside it when its absence cost somebody time.
 
-use std::path::Path;
-
 use anyhow::{Context as _, Result};
 use serde_json::json;
 
 use super::layout::Layout;
 use super::network;
 use super::process::Launch;
+use super::programs::Programs;
 use super::settings::Settings;
 use crate::image::PAUSE;
 use crate::{debian, files};
@@ -54,9 +53,9 @@ impl Component {
     }
 
     /// How it is started. Writes its configuration files first.
-    pub(crate) fn launch(self, layout: &Layout, settings: &Settings, programs: &Path) -> Result<Launch> {
+    pub(crate) fn launch(self, layout: &Layout, settings: &Settings, programs: &Programs) -> Result<Launch> {
         let mut inputs = Vec::new();
-        let arguments = match self {
+        let mut arguments = match self {
             Self::Etcd => etcd(layout, settings),
             Self::ApiServer => api_server(layout, settings),
             Self::ControllerManager => controller_manager(layout, settings),
@@ -83,7 +82,8 @@ impl Component {
                 arguments
             }
         };
-        let program = programs.join(if self == Self::Containerd { "containerd" } else { "kubernetes" });
+        arguments.extend(settings.feature_gates.argument(self));
+        let program = programs.path(if self == Self::Containerd { "containerd" } else { "kubernetes" });
         Ok(Launch { name: self.name(), program, arguments, inputs })
     }
 }

@@ -8,12 +8,14 @@
 
 mod cgroups;
 mod components;
+mod gates;
 mod layout;
 pub(crate) mod mounts;
 mod network;
 mod pki;
 mod process;
 pub mod programs;
+mod release;
 mod settings;
 mod teardown;
 
@@ -29,8 +31,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 
 pub use components::Component;
+pub use gates::FeatureGates;
 use layout::Layout;
 use process::Record;
+use programs::Programs;
+pub use release::Release;
 use settings::Settings;
 pub use teardown::down;
 
@@ -43,13 +48,17 @@ const START_LIMIT: Duration = Duration::from_mins(5);
 const GRACE: Duration = Duration::from_secs(20);
 
 /// What a cluster is to be.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Options {
     /// Distinguishes clusters of one machine.
     pub name: String,
     /// Models for `nvidia-emulator init --gpu`; none: no emulated driver. A
     /// cluster that exists keeps its GPUs.
     pub gpus: Vec<String>,
+    /// None: what it was made with, or the default.
+    pub kubernetes: Option<Release>,
+    /// None set: every gate is as the release has it, whatever it was before.
+    pub feature_gates: FeatureGates,
 }
 
 /// A cluster that was brought up.
@@ -57,7 +66,7 @@ pub struct Options {
 pub struct Cluster {
     layout: Layout,
     settings: Settings,
-    programs: PathBuf,
+    programs: Programs,
 }
 
 impl Cluster {
@@ -69,7 +78,8 @@ impl Cluster {
         emulator::check(&options.gpus)?;
         require_root()?;
         debian::require(&[debian::CNI, debian::IPROUTE])?;
-        let programs = programs::ensure()?;
+        let release = Settings::release(&layout, options.kubernetes)?;
+        let programs = programs::ensure(release)?;
         let pause = image::pause()?;
         let _lock = files::Lock::take(&layout.lock())?;
         take_name(&layout)?;
@@ -83,7 +93,7 @@ impl Cluster {
         ] {
             fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         }
-        let mut settings = Settings::load_or_choose(&layout, &options.gpus)?;
+        let mut settings = Settings::load_or_choose(&layout, options, release)?;
         if !Component::ALL.iter().any(|component| is_running(&layout, *component)) {
             settings.renew_taken_ports(&layout)?;
         }
@@ -112,8 +122,10 @@ impl Cluster {
     pub fn open(name: &str) -> Result<Option<Self>> {
         let layout = Layout::new(name)?;
         let settings = Settings::load(&layout)?;
-        let programs = crate::paths::cluster_programs();
-        Ok(settings.map(|settings| Self { layout, settings, programs }))
+        Ok(settings.map(|settings| {
+            let programs = Programs::of(settings.kubernetes);
+            Self { layout, settings, programs }
+        }))
     }
 
     /// The cluster's name.
@@ -178,15 +190,17 @@ impl Cluster {
 
     /// `crictl` on this cluster's containerd.
     pub fn crictl(&self) -> Command {
-        let mut command = Command::new(self.programs.join("crictl"));
+        let mut command = Command::new(self.programs.path("crictl"));
         let endpoint = format!("unix://{}", self.containerd_socket().display());
         command.args(["--runtime-endpoint", &endpoint, "--image-endpoint", &endpoint]);
+        // It gives up a call after two seconds, which a loaded machine may take.
+        command.args(["--timeout", "60s"]);
         command
     }
 
     /// `ctr` in the namespace of the kubelet's containers and images.
     pub fn ctr(&self) -> Command {
-        let mut command = Command::new(self.programs.join("ctr"));
+        let mut command = Command::new(self.programs.path("ctr"));
         command.arg("--address").arg(self.containerd_socket()).args(["--namespace", "k8s.io"]);
         command
     }
@@ -298,7 +312,7 @@ impl Cluster {
     }
 
     fn client(&self, program: &str) -> Command {
-        let mut command = Command::new(self.programs.join(program));
+        let mut command = Command::new(self.programs.path(program));
         command.env("KUBECONFIG", self.kubeconfig());
         // The cluster is on this machine, whatever the way to others.
         for variable in ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"] {
@@ -331,13 +345,17 @@ pub fn status(name: &str) -> Result<()> {
             None => writeln!(out, "  {:<24} not running", component.name())?,
         }
     }
+    writeln!(out, "  {:<24} {}", "Kubernetes", cluster.settings.kubernetes)?;
+    if !cluster.settings.feature_gates.is_empty() {
+        writeln!(out, "  {:<24} {}", "feature gates", cluster.settings.feature_gates)?;
+    }
     if !cluster.settings.gpus.is_empty() {
         writeln!(out, "  {:<24} {}", "emulated GPUs", cluster.settings.gpus.join(" "))?;
     }
     writeln!(out, "  {:<24} {}", "kubeconfig", cluster.kubeconfig().display())?;
     writeln!(out, "  {:<24} {}", "containerd", cluster.containerd_socket().display())?;
     writeln!(out, "  {:<24} {}", "kubelet root", cluster.kubelet_root().display())?;
-    writeln!(out, "  {:<24} {}", "kubectl", cluster.programs.join("kubectl").display())?;
+    writeln!(out, "  {:<24} {}", "kubectl", cluster.programs.path("kubectl").display())?;
     Ok(())
 }
 

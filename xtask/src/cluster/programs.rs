@@ -9,10 +9,9 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail};
 use sha2::{Digest as _, Sha256};
 
+use super::release::Release;
 use crate::{debian, exec, files, paths};
 
-/// What `kubelet --version` reports; the module graph is in `tests/cluster`.
-const KUBERNETES: &str = "v1.37.2";
 const CONTAINERD: &str = "v2.4.2";
 const CRICTL: &str = "v1.37.0";
 const HELM: &str = "v4.3.1";
@@ -27,31 +26,31 @@ const UNFINISHED: &str = ".unfinished-";
 struct Build {
     name: &'static str,
     version: &'static str,
-    /// Empty: the module in `tests/cluster` itself.
-    packages: &'static [&'static str],
+    /// How its packages are found.
+    source: Source,
     programs: &'static [&'static str],
     cold: &'static str,
     /// Whether a part of it is C.
     has_c: bool,
 }
 
-const BUILDS: [Build; 5] = [
-    Build {
-        name: "kubernetes",
-        version: KUBERNETES,
-        packages: &[],
-        programs: &["kubernetes"],
-        cold: "10 minutes",
-        has_c: false,
-    },
+enum Source {
+    /// The module in `tests/cluster` itself, with the module graph of this name.
+    Module(&'static str),
+    /// Packages of others' modules.
+    Packages(&'static [&'static str]),
+}
+
+/// What every release of Kubernetes runs with.
+const SHARED: [Build; 4] = [
     Build {
         name: "containerd",
         version: CONTAINERD,
-        packages: &[
+        source: Source::Packages(&[
             "github.com/containerd/containerd/v2/cmd/containerd",
             "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
             "github.com/containerd/containerd/v2/cmd/ctr",
-        ],
+        ]),
         programs: &["containerd", "containerd-shim-runc-v2", "ctr"],
         cold: "2 minutes",
         has_c: false,
@@ -59,7 +58,7 @@ const BUILDS: [Build; 5] = [
     Build {
         name: "crictl",
         version: CRICTL,
-        packages: &["sigs.k8s.io/cri-tools/cmd/crictl"],
+        source: Source::Packages(&["sigs.k8s.io/cri-tools/cmd/crictl"]),
         programs: &["crictl"],
         cold: "1 minute",
         has_c: false,
@@ -67,7 +66,7 @@ const BUILDS: [Build; 5] = [
     Build {
         name: "helm",
         version: HELM,
-        packages: &["helm.sh/helm/v4/cmd/helm"],
+        source: Source::Packages(&["helm.sh/helm/v4/cmd/helm"]),
         programs: &["helm"],
         cold: "3 minutes",
         has_c: false,
@@ -75,7 +74,7 @@ const BUILDS: [Build; 5] = [
     Build {
         name: "runc",
         version: RUNC,
-        packages: &["github.com/opencontainers/runc"],
+        source: Source::Packages(&["github.com/opencontainers/runc"]),
         programs: &["runc"],
         cold: "1 minute",
         // What enters namespaces must be alone in its process: before Go starts.
@@ -83,29 +82,66 @@ const BUILDS: [Build; 5] = [
     },
 ];
 
-/// The folder with all programs, built if they are not there or not current.
+const fn kubernetes(release: Release) -> Build {
+    Build {
+        name: "kubernetes",
+        version: release.tag(),
+        source: Source::Module(release.module()),
+        programs: &["kubernetes"],
+        cold: "10 minutes",
+        has_c: false,
+    }
+}
+
+/// Where a cluster's programs are.
+#[derive(Debug, Clone)]
+pub struct Programs {
+    shared: PathBuf,
+    kubernetes: PathBuf,
+}
+
+impl Programs {
+    /// Where those of a release are once they are built.
+    pub(crate) fn of(release: Release) -> Self {
+        let shared = paths::cluster_programs();
+        let kubernetes = match release {
+            Release::Newest => shared.clone(),
+            Release::Oldest => shared.join(release.version()),
+        };
+        Self { shared, kubernetes }
+    }
+
+    /// One of them, by its name.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        let folder = if matches!(name, "kubernetes" | "kubectl") { &self.kubernetes } else { &self.shared };
+        folder.join(name)
+    }
+}
+
+/// All programs for a release, built if they are not there or not current.
 ///
 /// One process builds at a time, another waits for it and finds its work done.
-pub fn ensure() -> Result<PathBuf> {
-    let folder = paths::cluster_programs();
-    fs::create_dir_all(&folder)?;
-    let _lock = files::Lock::take(&folder.join(".lock"))?;
+pub fn ensure(release: Release) -> Result<Programs> {
+    let programs = Programs::of(release);
+    fs::create_dir_all(&programs.kubernetes)?;
+    let _lock = files::Lock::take(&programs.shared.join(".lock"))?;
     // A compiler whose `xtask` was killed may still write into such a folder.
-    for entry in fs::read_dir(&folder)? {
+    for entry in fs::read_dir(&programs.shared)? {
         let entry = entry?;
         if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
             files::remove(&entry.path())?;
         }
     }
-    for build in &BUILDS {
-        build.ensure(&folder)?;
+    kubernetes(release).ensure(&programs.kubernetes)?;
+    for build in &SHARED {
+        build.ensure(&programs.shared)?;
     }
-    let kubectl = folder.join("kubectl");
+    let kubectl = programs.path("kubectl");
     if fs::read_link(&kubectl).is_err() {
         files::remove(&kubectl)?;
         std::os::unix::fs::symlink("kubernetes", &kubectl)?;
     }
-    Ok(folder)
+    Ok(programs)
 }
 
 impl Build {
@@ -121,7 +157,7 @@ impl Build {
         }
         let started = Instant::now();
         eprintln!("building {} {} (about {} the first time)", self.name, self.version, self.cold);
-        let output = folder.join(format!("{UNFINISHED}{}", std::process::id()));
+        let output = paths::cluster_programs().join(format!("{UNFINISHED}{}", std::process::id()));
         fs::create_dir_all(&output)?;
         let logs = paths::cluster_logs();
         fs::create_dir_all(&logs)?;
@@ -144,16 +180,20 @@ impl Build {
             .env("GOWORK", "off")
             .env("GOBIN", output);
         command.current_dir(paths::cluster_module());
-        if self.packages.is_empty() {
-            let flags = format!("-s -w -X k8s.io/component-base/version.gitVersion={}", self.version);
-            command.args(["build", "-trimpath", "-buildvcs=false", "-ldflags", &flags, "-o"]);
-            command.arg(output.join(self.name)).arg(".");
-        } else {
-            command.args(["install", "-buildvcs=false", "-ldflags", "-s -w"]);
-            if self.has_c {
-                command.args(["-tags", "seccomp"]);
+        match self.source {
+            Source::Module(graph) => {
+                let flags = format!("-s -w -X k8s.io/component-base/version.gitVersion={}", self.version);
+                command.args(["build", "-trimpath", "-buildvcs=false", "-ldflags", &flags]);
+                command.arg(format!("-modfile={graph}"));
+                command.arg("-o").arg(output.join(self.name)).arg(".");
             }
-            command.args(self.packages.iter().map(|package| format!("{package}@{}", self.version)));
+            Source::Packages(packages) => {
+                command.args(["install", "-buildvcs=false", "-ldflags", "-s -w"]);
+                if self.has_c {
+                    command.args(["-tags", "seccomp"]);
+                }
+                command.args(packages.iter().map(|package| format!("{package}@{}", self.version)));
+            }
         }
         command
     }
@@ -162,17 +202,19 @@ impl Build {
     fn key(&self) -> Result<String> {
         let mut hash = Sha256::new();
         hash.update(self.version);
-        for package in self.packages {
-            hash.update(package);
-        }
         if self.has_c {
             hash.update("seccomp");
         }
-        if self.packages.is_empty() {
-            for file in ["go.mod", "go.sum", "main.go"] {
-                let path = paths::cluster_module().join(file);
-                let content = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-                hash.update(content);
+        match self.source {
+            Source::Packages(packages) => packages.iter().for_each(|package| hash.update(package)),
+            Source::Module(graph) => {
+                let sums = Path::new(graph).with_extension("sum");
+                for file in [Path::new(graph), &sums, Path::new("main.go")] {
+                    let path = paths::cluster_module().join(file);
+                    let content =
+                        fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+                    hash.update(content);
+                }
             }
         }
         Ok(hex(&hash.finalize()))

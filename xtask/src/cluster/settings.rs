@@ -1,6 +1,6 @@
-//! What a cluster keeps from its first `up` on: its addresses, its ports and
-//! the GPUs it emulates. Remembered, because certificates, the node's object
-//! and running pods contain them.
+//! What a cluster keeps from its first `up` on: its addresses, its ports, its
+//! Kubernetes release and the GPUs it emulates. Remembered, because
+//! certificates, the node's object and running pods contain them.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
@@ -10,7 +10,10 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
 
+use super::Options;
+use super::gates::FeatureGates;
 use super::layout::Layout;
+use super::release::Release;
 use crate::{debian, exec, files};
 
 /// First port of the first network's block. All blocks are below the kernel's
@@ -29,6 +32,11 @@ pub(crate) struct Settings {
     pub(crate) ports: Ports,
     /// Models to emulate, as given to `--gpu`; empty: no emulator.
     pub(crate) gpus: Vec<String>,
+    #[serde(default)]
+    pub(crate) kubernetes: Release,
+    /// Those of the last `up`: unlike the rest, each sets them anew.
+    #[serde(default)]
+    pub(crate) feature_gates: FeatureGates,
 }
 
 /// Ports on the loopback address, the kubelet's on the node's.
@@ -43,36 +51,51 @@ pub(crate) struct Ports {
 }
 
 impl Settings {
-    /// What was remembered, or new choices. `gpus` must agree with what the
-    /// cluster was made with, unless it is empty.
+    /// What was remembered, or new choices. The GPUs must agree with what the
+    /// cluster was made with, unless there are none.
     ///
     /// Clusters that come up at the same time see neither each other's bridge
     /// nor ports, so networks are claimed one cluster at a time, and ports
     /// follow from the network.
-    pub(crate) fn load_or_choose(layout: &Layout, gpus: &[String]) -> Result<Self> {
+    pub(crate) fn load_or_choose(layout: &Layout, options: &Options, kubernetes: Release) -> Result<Self> {
         let _lock = files::Lock::take(Path::new(Layout::RUN))?;
+        let gpus = &options.gpus;
         let claimed = claimed_networks(layout)?;
         let mut settings = if let Some(settings) = Self::load(layout)? {
             settings
         } else {
             let network = free_network(&claimed)?;
-            Self { network, ports: Ports::choose(network)?, gpus: Vec::new() }
+            let (gpus, feature_gates) = (Vec::new(), FeatureGates::default());
+            Self { network, ports: Ports::choose(network)?, gpus, kubernetes, feature_gates }
         };
         if claimed.contains(&settings.network) {
             bail!("another cluster took the addresses of {} meanwhile; take {0} down first", layout.name);
         }
         if settings.gpus.is_empty() {
             gpus.clone_into(&mut settings.gpus);
-        } else if !gpus.is_empty() && settings.gpus != gpus {
+        } else if !gpus.is_empty() && settings.gpus != *gpus {
             bail!(
                 "cluster {} has the GPUs {}; take it down before it gets others",
                 layout.name,
                 settings.gpus.join(" ")
             );
         }
+        options.feature_gates.clone_into(&mut settings.feature_gates);
         settings.save(layout)?;
         files::replace(&layout.network_claim(), settings.network.to_string().as_bytes())?;
         Ok(settings)
+    }
+
+    /// The release that was remembered, or else the one that is asked for. They
+    /// must agree.
+    pub(crate) fn release(layout: &Layout, asked: Option<Release>) -> Result<Release> {
+        let made = Self::load(layout)?.map(|settings| settings.kubernetes);
+        if let (Some(made), Some(asked)) = (made, asked)
+            && made != asked
+        {
+            bail!("cluster {} runs Kubernetes {made}; take it down before it gets {asked}", layout.name);
+        }
+        Ok(made.or(asked).unwrap_or_default())
     }
 
     /// What was remembered, if this cluster was ever brought up.

@@ -20,9 +20,10 @@ mod workload;
 
 use std::process::ExitCode;
 
-use kerf_e2e::{Case, Needs};
+use kerf_e2e::{Case, Cases, Needs};
 
-const CASES: &[Case] = &[
+/// What pods ask for and get.
+const STORIES: &[Case] = &[
     Case {
         name: "a pod without a device runs, prints, and can be entered",
         needs: Needs::Cluster,
@@ -131,6 +132,10 @@ const CASES: &[Case] = &[
         seconds: 20,
         run: exclusion::small_pods_fill_gpu_after_gpu,
     },
+];
+
+/// Where what is asked for is wrong.
+const REFUSED: &[Case] = &[
     Case {
         name: "prepare refuses what was allocated by hand and is held, and names the holder",
         needs: Needs::Driver,
@@ -158,16 +163,9 @@ const CASES: &[Case] = &[
 ];
 
 fn main() -> ExitCode {
-    let cases = [
-        CASES,
-        asking::CASES,
-        slices::CASES,
-        holding::CASES,
-        foreign::CASES,
-        crash::CASES,
-        restart::CASES,
-        rollout::CASES,
-    ]
-    .concat();
+    let cases = Cases {
+        everywhere: [STORIES, asking::CASES, slices::CASES, restart::CASES, rollout::CASES].concat(),
+        once: [REFUSED, holding::CASES, foreign::CASES, crash::CASES].concat(),
+    };
     kerf_e2e::main(&cases, ground::ready)
 }
