@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{Event, Pod, ServiceAccount};
 use kube::Resource;
-use xtask::cluster::Cluster;
+use xtask::cluster::{Cluster, Options};
 use xtask::driver::{self, Values};
 use xtask::{exec, paths};
 
@@ -170,6 +170,14 @@ impl<'a> Scene<'a> {
     /// What is not named here is what every case has.
     pub fn configure_driver(&self, values: Values) -> Result<()> {
         driver::install(self.cluster, values)
+    }
+
+    /// Starts the components whose feature gates differ from these anew, as
+    /// `--feature-gates` of `cargo xtask cluster up` does. The next case finds
+    /// every gate as its release has it.
+    pub fn set_feature_gates(&self, gates: &str) -> Result<()> {
+        let name = self.cluster.name().to_owned();
+        Cluster::up(&Options { name, feature_gates: gates.parse()?, ..Options::default() }).map(drop)
     }
 
     /// All that may tell why a case failed.

@@ -440,7 +440,12 @@ mod tests {
 
     #[test]
     fn a_gpu_that_there_is_not_is_refused_before_anything_is_remembered() {
-        let options = Options { name: "unmade".to_owned(), gpus: vec!["nope".to_owned()] };
+        let options = Options {
+            name: "unmade".to_owned(),
+            gpus: vec!["nope".to_owned()],
+            kubernetes: None,
+            feature_gates: FeatureGates::default(),
+        };
         let error = Cluster::up(&options).expect_err("no model").to_string();
         assert!(error.contains("no model `nope`; known: "), "{error}");
         let layout = Layout::new("unmade").expect("a name");

@@ -5,6 +5,7 @@ mod asking;
 mod crash;
 mod exclusion;
 mod foreign;
+mod gates;
 mod ground;
 mod holding;
 mod input;
@@ -165,7 +166,7 @@ const REFUSED: &[Case] = &[
 fn main() -> ExitCode {
     let cases = Cases {
         everywhere: [STORIES, asking::CASES, slices::CASES, restart::CASES, rollout::CASES].concat(),
-        once: [REFUSED, holding::CASES, foreign::CASES, crash::CASES].concat(),
+        once: [REFUSED, holding::CASES, foreign::CASES, crash::CASES, gates::CASES].concat(),
     };
     kerf_e2e::main(&cases, ground::ready)
 }
