@@ -29,12 +29,23 @@ pub enum Condition {
     ModeStuck,
     /// Its hardware is gone.
     Lost,
+    /// Somebody else hands out the node's GPUs too.
+    Rival,
+}
+
+/// Who else hands out the node's GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rivalry {
+    /// A device plugin.
+    DevicePlugin,
+    /// Another DRA driver.
+    Driver,
 }
 
 impl Condition {
     /// All of them.
-    pub const ALL: [Self; 5] =
-        [Self::Foreign, Self::Withheld, Self::Quarantined, Self::ModeStuck, Self::Lost];
+    pub const ALL: [Self; 6] =
+        [Self::Foreign, Self::Withheld, Self::Quarantined, Self::ModeStuck, Self::Lost, Self::Rival];
 
     /// The taint's key without the driver name before it.
     pub fn as_str(self) -> &'static str {
@@ -44,6 +55,7 @@ impl Condition {
             Self::Quarantined => "quarantined",
             Self::ModeStuck => "mode-stuck",
             Self::Lost => "lost",
+            Self::Rival => "rival",
         }
     }
 }
@@ -57,6 +69,8 @@ pub struct Conditions {
     pub mode_stuck: BTreeMap<PciAddress, MigMode>,
     /// Devices that a journal entry which cannot be undone concerns.
     pub quarantined_devices: BTreeSet<DeviceName>,
+    /// Who else hands out the node's GPUs.
+    pub rival: Option<Rivalry>,
 }
 
 /// The taints of one device, ordered by key. Without a time: the API server
@@ -135,6 +149,11 @@ fn reasons(
     if conditions.mode_stuck.get(&record.pci) == Some(&needed) {
         let value = if needed == MigMode::Enabled { "enabled" } else { "disabled" };
         reasons.insert(Condition::ModeStuck, value);
+    }
+    match conditions.rival {
+        Some(Rivalry::DevicePlugin) => drop(reasons.insert(Condition::Rival, "device-plugin")),
+        Some(Rivalry::Driver) => drop(reasons.insert(Condition::Rival, "driver")),
+        None => {}
     }
     reasons
 }

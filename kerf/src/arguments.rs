@@ -57,6 +57,11 @@ impl KubeletArguments {
         self.kubelet_root.join("plugins_registry")
     }
 
+    /// Where device plugins have their sockets.
+    pub(crate) fn device_plugins_dir(&self) -> PathBuf {
+        self.kubelet_root.join("device-plugins")
+    }
+
     /// The socket on which the kubelet says which pods use which devices.
     pub(crate) fn pod_resources_socket(&self) -> PathBuf {
         self.kubelet_root.join("pod-resources").join("kubelet.sock")

@@ -7,6 +7,7 @@
 //! the sockets go and the slices stay, so that a quick restart withdraws nothing.
 
 mod api_claims;
+mod events;
 mod http;
 mod metrics;
 mod publishing;
@@ -35,6 +36,7 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::prelude::*;
 
 use self::api_claims::ApiClaims;
+use self::events::NodeEvents;
 use self::publishing::{Outlets, Publishing};
 use self::report::Report;
 use crate::arguments::NodeArguments;
@@ -92,6 +94,7 @@ impl Wanted {
             instance,
             plugin_dir: kubelet.plugin_dir(),
             registry_dir: kubelet.registry_dir(),
+            device_plugins_dir: kubelet.device_plugins_dir(),
             pod_resources_socket: kubelet.pod_resources_socket(),
             cdi_dir: roots.cdi_root,
             hook: HookProgram::of_this_process(hook.copies(&kubelet.driver_name))
@@ -152,6 +155,7 @@ async fn serve(arguments: NodeArguments) -> Result<()> {
     part(&mut parts, "the warning of profiles", absent);
     let publishing = Publishing {
         plugin: plugin.clone(),
+        events: NodeEvents::new(&client, &settings.node),
         client,
         identity: Identity { driver: settings.driver.clone(), node: settings.node.clone() },
         plugin_dir,

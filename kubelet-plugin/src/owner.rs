@@ -29,6 +29,7 @@ use tracing::{info, warn};
 
 use crate::disk::{Disk, Durability};
 use crate::plugin::{ObserveError, Observed, Plugin};
+use crate::rivals::{self, Rival, RivalFolders};
 use crate::view::JournalView;
 
 /// How long a reading of all GPUs may take before the last one is kept.
@@ -74,6 +75,8 @@ pub struct Channels {
     pub layout: watch::Sender<Option<Arc<NodeLayout>>>,
     /// What keeps the owner from saying more, as a sentence.
     pub trouble: watch::Sender<Option<String>>,
+    /// Who else hands out the node's GPUs; nothing until that was looked at.
+    pub rivals: watch::Sender<Option<Arc<[Rival]>>>,
     /// What the publisher says.
     pub stored: watch::Receiver<Stored>,
 }
@@ -105,6 +108,7 @@ pub struct Owner {
     channels: Channels,
     journal: watch::Receiver<Arc<JournalView>>,
     hardware_changed: watch::Receiver<u64>,
+    rivals: watch::Receiver<Option<Arc<[Rival]>>>,
     foreign: BTreeMap<PciAddress, Vec<GpuInstance>>,
     list: Option<ClaimList>,
     /// Where records are missing, nobody here knows what was published before:
@@ -133,10 +137,12 @@ impl Owner {
         let publication = Publication::new(known);
         let must_list = publication.is_empty() || !complete;
         let (journal, hardware_changed) = (plugin.journal(), plugin.hardware_changed());
+        let rivals = channels.rivals.subscribe();
         Ok(Self {
             plugin,
             records,
             publication,
+            rivals,
             channels,
             journal,
             hardware_changed,
@@ -152,9 +158,13 @@ impl Owner {
 
     /// Reads and decides until cancelled.
     pub async fn run(mut self, cancel: CancellationToken) {
+        let config = &self.plugin.inner.config;
+        let (folders, driver) = (RivalFolders::of(config), config.settings.driver.clone());
+        let rivals = rivals::keep(folders, driver, self.channels.rivals.clone());
         tokio::select! {
             () = cancel.cancelled() => {}
             () = self.keep_true() => {}
+            () = rivals => {}
         }
     }
 
@@ -181,7 +191,9 @@ impl Owner {
                 [reading.clone(), listing.clone(), decided.err()].into_iter().flatten().collect();
             let retry_at = (!troubles.is_empty()).then(|| Instant::now() + retry_after(failures));
             failures = if troubles.is_empty() { 0 } else { failures + 1 };
-            self.report(&troubles);
+            let rivals = self.rivals.borrow().clone();
+            let rivals = rivals.iter().flat_map(|rivals| rivals.iter()).map(ToString::to_string);
+            self.report(&troubles.into_iter().chain(rivals).collect::<Vec<_>>());
             // What failed is not tried again before its pause is over.
             list_at = list_at.map(|at| retry_at.map_or(at, |retry_at| at.max(retry_at)));
             let wake = [Some(read_at), list_at, retry_at].into_iter().flatten().min();
@@ -201,6 +213,7 @@ impl Owner {
             tokio::select! {
                 changed = self.hardware_changed.changed() => return changed.is_ok().then_some(Woken::Hardware),
                 changed = self.channels.stored.changed() => return changed.is_ok().then_some(Woken::Other),
+                changed = self.rivals.changed() => return changed.is_ok().then_some(Woken::Other),
                 () = sleep_until(at) => return Some(Woken::Other),
                 changed = self.journal.changed() => {
                     changed.ok()?;
@@ -227,7 +240,12 @@ impl Owner {
             })
         };
         Bearing {
-            conditions: conditions(view, &inventory, self.publication.records()),
+            conditions: conditions(
+                view,
+                &inventory,
+                self.publication.records(),
+                self.rivals.borrow().as_deref(),
+            ),
             held: view.held().map(|(name, _)| name).filter(|name| !is_plain(name)).cloned().collect(),
         }
     }
@@ -243,7 +261,7 @@ impl Owner {
                 return false;
             }
             if let Some(trouble) = &trouble {
-                warn!(trouble, "the node's GPUs cannot be described");
+                warn!(trouble, "the node's GPUs cannot be given out as they should");
             }
             *last = trouble;
             true
@@ -311,6 +329,10 @@ impl Owner {
             self.counters = false;
             self.must_list = true;
         }
+        let Some(rivals) = self.rivals.borrow_and_update().clone() else { return Ok(None) };
+        if self.publication.is_empty() && !rivals.is_empty() {
+            return Ok(None);
+        }
         if self.must_list {
             return Ok(Some(Instant::now()));
         }
@@ -337,7 +359,7 @@ impl Owner {
             foreign: &self.foreign,
             held: &held,
             list: self.list.as_ref(),
-            conditions: &conditions(&view, &inventory, self.publication.records()),
+            conditions: &conditions(&view, &inventory, self.publication.records(), Some(&rivals)),
             is_stored,
             counters: self.counters,
             now,
@@ -373,11 +395,13 @@ fn conditions<'a>(
     view: &JournalView,
     inventory: &Inventory,
     records: impl Iterator<Item = &'a GpuRecord>,
+    rivals: Option<&[Rival]>,
 ) -> Conditions {
     let gpus: BTreeSet<PciAddress> =
         inventory.gpus.iter().map(|gpu| gpu.pci).chain(records.map(|record| record.pci)).collect();
     let mut conditions = Conditions {
         quarantined: view.quarantined_among(gpus).map(|(gpu, _)| gpu).collect(),
+        rival: rivals.and_then(<[Rival]>::first).map(|rival| rival.kind.rivalry()),
         ..Conditions::default()
     };
     for (gpu, stuck) in &view.stuck_modes {

@@ -59,6 +59,8 @@ pub struct PluginConfig {
     pub plugin_dir: PathBuf,
     /// `/var/lib/kubelet/plugins_registry`.
     pub registry_dir: PathBuf,
+    /// `/var/lib/kubelet/device-plugins`, in which only others have sockets.
+    pub device_plugins_dir: PathBuf,
     /// `/var/run/cdi`.
     pub cdi_dir: PathBuf,
     /// `/var/lib/kubelet/pod-resources/kubelet.sock`.

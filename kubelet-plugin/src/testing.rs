@@ -630,6 +630,7 @@ impl Node {
             instance: None,
             plugin_dir: self.root.join("plugin"),
             registry_dir: self.root.join("registry"),
+            device_plugins_dir: self.root.join("device-plugins"),
             cdi_dir: self.root.join("cdi"),
             pod_resources_socket: self.root.join("pod-resources.sock"),
             extra_mounts: Vec::new(),

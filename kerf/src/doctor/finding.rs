@@ -141,15 +141,15 @@ kinds! {
         "Give the kubelet's --root-dir to kerf as --kubelet-root, with the same path inside the pod.";
     DriverNameTaken "driver-name-taken" Error
         "Another driver serves under our driver name."
-        "The kubelet knows one driver of a name; both would publish the same pools and prepare each other's claims."
+        "The kubelet knows one driver of a name; both would publish the same pools and prepare each other's claims, so kerf gives out no GPU meanwhile (taint `rival`)."
         "Uninstall the other driver (usually NVIDIA's), or give kerf another --driver-name.";
     DevicePluginBeside "device-plugin-beside" Error
         "NVIDIA's device plugin runs on this node."
-        "It hands out the same GPUs without knowing of claims: two pods get one GPU."
+        "It hands out the same GPUs without knowing of claims: two pods would get one GPU, so kerf gives out none meanwhile (taint `rival`)."
         "Keep it off the nodes that kerf serves (node selector or, with the GPU operator, `devicePlugin.enabled=false`).";
     OtherDriverBeside "other-driver-beside" Error
         "Another DRA driver for NVIDIA GPUs is registered on this node."
-        "It publishes the same GPUs under another name: two claims get one GPU."
+        "It publishes the same GPUs under another name: two claims would get one GPU, so kerf gives out none meanwhile (taint `rival`)."
         "Uninstall it, or keep it off the nodes that kerf serves.";
     ComputeDomainBeside "compute-domain-beside" Warning
         "NVIDIA's compute-domain driver is registered on this node."

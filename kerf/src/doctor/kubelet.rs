@@ -5,12 +5,15 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use kerf_dra_driver::journal::{Entry, FileName};
-use kerf_dra_driver::names::DriverName;
 use kerf_dra_driver::status::NodeStatus;
+
+use kerf_kubelet_plugin::{RivalFolders, RivalKind};
 
 use super::finding::Kind;
 use super::{Report, unwritable};
-use crate::arguments::DoctorArguments;
+use crate::arguments::{DoctorArguments, KubeletArguments};
+
+const COMPUTE_DOMAIN: &str = "compute-domain.nvidia.com";
 
 pub(super) fn examine(report: &mut Report, arguments: &DoctorArguments, status: &anyhow::Result<NodeStatus>) {
     let DoctorArguments { kubelet, roots, .. } = arguments;
@@ -44,13 +47,7 @@ pub(super) fn examine(report: &mut Report, arguments: &DoctorArguments, status: 
             }
         }
     }
-    others(report, &registry, &kubelet.driver_name);
-    for name in names(&kubelet.kubelet_root.join("device-plugins")) {
-        let socket = kubelet.kubelet_root.join("device-plugins").join(&name);
-        if name.starts_with("nvidia") && answers(&socket) {
-            report.found(Kind::DevicePluginBeside, socket.display().to_string());
-        }
-    }
+    others(report, kubelet);
     journal(report, &plugin.join("state"), boot.as_deref());
 }
 
@@ -64,27 +61,25 @@ fn boot_id(report: &mut Report, proc: &Path) -> Option<String> {
     None
 }
 
-/// Other drivers' registration sockets; those of ours have an `@` that theirs
-/// do not. A dead one is only a file.
-fn others(report: &mut Report, registry: &Path, ours: &DriverName) {
-    for name in names(registry) {
-        let of = |driver: &str| {
-            name.strip_prefix(driver).is_some_and(|rest| rest.starts_with(['-', '@']) || rest == ".sock")
+/// Others who hand out the same GPUs. A dead one is only a file.
+fn others(report: &mut Report, kubelet: &KubeletArguments) {
+    let folders =
+        RivalFolders { registry: kubelet.registry_dir(), device_plugins: kubelet.device_plugins_dir() };
+    for rival in folders.candidates(&kubelet.driver_name) {
+        let kind = match rival.kind {
+            RivalKind::SameName => Kind::DriverNameTaken,
+            RivalKind::OtherDriver => Kind::OtherDriverBeside,
+            RivalKind::DevicePlugin => Kind::DevicePluginBeside,
         };
-        let kind = if ours.is_registration_socket(&name) {
-            continue;
-        } else if of(ours.as_str()) {
-            Kind::DriverNameTaken
-        } else if of(DriverName::DEFAULT) {
-            Kind::OtherDriverBeside
-        } else if of("compute-domain.nvidia.com") {
-            Kind::ComputeDomainBeside
-        } else {
-            continue;
-        };
-        let socket = registry.join(&name);
+        if answers(&rival.socket) {
+            report.found(kind, rival.socket.display().to_string());
+        }
+    }
+    // It hands out no GPU itself.
+    for name in names(&folders.registry).iter().filter(|name| name.starts_with(COMPUTE_DOMAIN)) {
+        let socket = folders.registry.join(name);
         if answers(&socket) {
-            report.found(kind, socket.display().to_string());
+            report.found(Kind::ComputeDomainBeside, socket.display().to_string());
         }
     }
 }

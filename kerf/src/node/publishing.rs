@@ -10,12 +10,13 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use kerf_controller::{DesiredPools, Identity, PublishStatus, Publisher};
 use kerf_dra_driver::inventory::Inventory;
-use kerf_kubelet_plugin::{Channels, Instances, Lead, NodeLayout, Owner, Plugin, ServeError, Stored};
+use kerf_kubelet_plugin::{Channels, Instances, Lead, NodeLayout, Owner, Plugin, Rival, ServeError, Stored};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
+use super::events::NodeEvents;
 use super::report::Report;
 use super::status_socket;
 
@@ -42,6 +43,7 @@ pub(crate) struct Outlets {
     pub(crate) inventory: watch::Sender<Option<Arc<Inventory>>>,
     pub(crate) layout: watch::Sender<Option<Arc<NodeLayout>>>,
     pub(crate) trouble: watch::Sender<Option<String>>,
+    pub(crate) rivals: watch::Sender<Option<Arc<[Rival]>>>,
     pub(crate) published: watch::Sender<PublishStatus>,
     pub(crate) standing: watch::Sender<Standing>,
 }
@@ -52,6 +54,7 @@ impl Outlets {
             inventory: watch::Sender::new(None),
             layout: watch::Sender::new(None),
             trouble: watch::Sender::new(None),
+            rivals: watch::Sender::new(None),
             published: watch::Sender::new(PublishStatus::default()),
             standing: watch::Sender::new(Standing::default()),
         }
@@ -79,6 +82,7 @@ pub(crate) struct Publishing {
     pub(crate) plugin_dir: PathBuf,
     pub(crate) report: Arc<Report>,
     pub(crate) outlets: Outlets,
+    pub(crate) events: NodeEvents,
 }
 
 impl Publishing {
@@ -128,6 +132,7 @@ impl Publishing {
             inventory: outlets.inventory.clone(),
             layout: outlets.layout.clone(),
             trouble: outlets.trouble.clone(),
+            rivals: outlets.rivals.clone(),
             stored: stored.subscribe(),
         };
         let owner = Owner::new(self.plugin.clone(), channels)
@@ -150,6 +155,8 @@ impl Publishing {
         tasks.spawn(async move { plugin.keep_reconciled(until).await });
         let (plugin, others, until) = (self.plugin.clone(), instances.others(), term.clone());
         tasks.spawn(async move { plugin.follow(others, until).await });
+        let (events, rivals) = (self.events.clone(), outlets.rivals.subscribe());
+        tasks.spawn(events.tell_rivals(rivals, term.clone()));
         let report = Arc::clone(&self.report);
         let answer = move || -> status_socket::Answer {
             let report = Arc::clone(&report);

@@ -10,6 +10,7 @@ mod instances;
 mod outputs;
 mod prepare;
 mod reconcile;
+mod rivals;
 mod sockets;
 
 use kerf_dra_driver::inventory::MigMode;

@@ -39,7 +39,7 @@ fn gpus_devices_and_taints_are_counted_and_what_there_is_none_of_is_zero() {
     assert_eq!(
         text(by_taint(&settings().driver, &devices)),
         "gpu.nvidia.com/foreign=0 gpu.nvidia.com/lost=1 gpu.nvidia.com/mode-stuck=0 \
-         gpu.nvidia.com/quarantined=1 gpu.nvidia.com/withheld=0"
+         gpu.nvidia.com/quarantined=1 gpu.nvidia.com/rival=0 gpu.nvidia.com/withheld=0"
     );
 }
 

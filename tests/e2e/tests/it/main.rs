@@ -14,6 +14,7 @@ mod manifest;
 mod plain;
 mod publishing;
 mod restart;
+mod rival;
 mod rollout;
 mod slices;
 mod visibility;
@@ -166,7 +167,7 @@ const REFUSED: &[Case] = &[
 fn main() -> ExitCode {
     let cases = Cases {
         everywhere: [STORIES, asking::CASES, slices::CASES, restart::CASES, rollout::CASES].concat(),
-        once: [REFUSED, holding::CASES, foreign::CASES, crash::CASES, gates::CASES].concat(),
+        once: [REFUSED, holding::CASES, foreign::CASES, crash::CASES, gates::CASES, rival::CASES].concat(),
     };
     kerf_e2e::main(&cases, ground::ready)
 }
