@@ -210,6 +210,11 @@ impl Cluster {
         exec::output(self.ctr().args(["images", "import"]).arg(archive)).map(drop)
     }
 
+    /// Gives an image of the node another name.
+    pub fn tag(&self, image: &str, name: &str) -> Result<()> {
+        exec::output(self.ctr().args(["images", "tag", "--force", image, name])).map(drop)
+    }
+
     /// Starts a component unless it runs as it should, and waits until it serves.
     pub fn start(&self, component: Component) -> Result<()> {
         self.launch(component)?;

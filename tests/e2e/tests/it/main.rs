@@ -2,6 +2,7 @@
 
 mod allocation;
 mod asking;
+mod compatibility;
 mod crash;
 mod exclusion;
 mod foreign;
@@ -167,7 +168,16 @@ const REFUSED: &[Case] = &[
 fn main() -> ExitCode {
     let cases = Cases {
         everywhere: [STORIES, asking::CASES, slices::CASES, restart::CASES, rollout::CASES].concat(),
-        once: [REFUSED, holding::CASES, foreign::CASES, crash::CASES, gates::CASES, rival::CASES].concat(),
+        once: [
+            REFUSED,
+            holding::CASES,
+            foreign::CASES,
+            crash::CASES,
+            gates::CASES,
+            rival::CASES,
+            compatibility::CASES,
+        ]
+        .concat(),
     };
     kerf_e2e::main(&cases, ground::ready)
 }
