@@ -1,6 +1,8 @@
 //! The scripts of `demo/kind`, as far as they can be tried without Docker:
 //! stand-ins for its programs write down what they are asked for.
 
+#![expect(clippy::expect_used, reason = "a test fails by panicking")]
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
