@@ -139,6 +139,10 @@ pub(crate) struct DoctorArguments {
     pub(crate) roots: RootArguments,
     #[command(flatten)]
     pub(crate) hook: HookArguments,
+    /// The name of this node's Node object; the API server is asked what it keeps
+    /// of its slices.
+    #[arg(long, env = "NODE_NAME")]
+    pub(crate) node_name: Option<String>,
     /// Where the host's `/etc` is: `containerd/config.toml` and `cdi` are read there.
     #[arg(long, env = "ETC_ROOT", default_value = "/etc")]
     pub(crate) etc_root: PathBuf,

@@ -3,6 +3,7 @@
 //! It looks and changes nothing. What it can find stands in one table
 //! ([`finding`]); the other modules look, each at one side of the node.
 
+mod api;
 mod dump;
 mod finding;
 mod gpus;
@@ -46,6 +47,7 @@ fn examine(arguments: &DoctorArguments) -> Report {
     gpus::examine(&mut report, &arguments.roots, status.as_ref().ok());
     kubelet::examine(&mut report, arguments, &status);
     runtime::examine(&mut report, arguments);
+    api::examine(&mut report, arguments);
     report
 }
 

@@ -191,6 +191,22 @@ kinds! {
         "containerd's configuration is of a version before 2 and does not say whether CDI is on."
         "It is on by default in containerd 2.x, and off in 1.7."
         "With containerd 1.7 set `enable_cdi = true` in the CRI plugin's section and restart it.";
+    ApiServerUnreachable "api-server-unreachable" Error
+        "The API server does not answer."
+        "Slices are not written and claims not read; running pods go on, and unprepare needs no API server."
+        "Look at the network of this node and its pods, at the API server, and whether a network policy forbids it.";
+    ApiServerTooOld "api-server-too-old" Error
+        "The API server has no resource.k8s.io/v1."
+        "It came with Kubernetes 1.34; shared counters, without which no partition is published beside its GPU, with 1.36."
+        "Upgrade the cluster to 1.36 or newer.";
+    PermissionMissing "permission-missing" Error
+        "kerf may not do something that it must."
+        "Its service account lacks a permission; another one than the chart's is used, or the ClusterRole was changed."
+        "Install the chart's ClusterRole and binding again (`helm upgrade`), or grant what the detail names.";
+    ApiServerDropsFields "api-server-drops-fields" Error
+        "The API server drops fields of ResourceSlices without a word."
+        "Their feature gate is off there. Without counters only whole GPUs or only partitions can be offered; without taints a bad device is given out."
+        "Turn the gate of the detail on in the API server, and in the scheduler and kubelet too, then restart kerf.";
 }
 
 /// Something that was found.

@@ -2,7 +2,8 @@
 //! everything it can find is staged.
 
 use std::fs;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -115,7 +116,8 @@ impl Node {
 
     fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kerf"));
-        command.env_clear().arg("doctor");
+        command.env_clear().arg("doctor").args(["--node-name", "node-1"]);
+        command.env("KUBECONFIG", self.path("kubeconfig"));
         for (flag, path) in [
             ("--kubelet-root", "kubelet"),
             ("--cdi-root", "cdi"),
@@ -468,4 +470,104 @@ fn numbers(mut model: Value) -> Value {
         }
     }
     model
+}
+
+/// What an API server answers.
+#[derive(Clone, Copy)]
+struct ApiServer {
+    minor: &'static str,
+    /// The resource that kerf may not touch.
+    forbidden: &'static str,
+    /// The field of a slice's devices that is dropped.
+    dropped: &'static str,
+}
+
+const HEALTHY: ApiServer = ApiServer { minor: "37", forbidden: "", dropped: "" };
+
+impl ApiServer {
+    /// Serves on a port of the loopback address as long as the test runs.
+    fn serve(self, node: &Node) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let kubeconfig = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{"name": "c", "cluster": {"server": format!("http://{address}")}}],
+            "users": [{"name": "c", "user": {}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
+        });
+        node.put("kubeconfig", kubeconfig.to_string());
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                // A client that ends early is no matter of this test.
+                let _ = self.answer(&mut stream.unwrap());
+            }
+        });
+    }
+
+    fn answer(self, stream: &mut TcpStream) -> std::io::Result<()> {
+        let mut reader = BufReader::new(stream.try_clone()?);
+        loop {
+            let (mut head, mut length) = (String::new(), 0);
+            loop {
+                let mut line = String::new();
+                if reader.read_line(&mut line)? == 0 {
+                    return Ok(());
+                }
+                if let Some(value) = line.to_lowercase().strip_prefix("content-length:") {
+                    length = value.trim().parse().unwrap();
+                }
+                if line.trim().is_empty() {
+                    break;
+                }
+                head += &line;
+            }
+            let mut body = vec![0; length];
+            reader.read_exact(&mut body)?;
+            let mut object: Value = serde_json::from_slice(&body).unwrap_or_default();
+            let path = head.split(' ').nth(1).unwrap();
+            if path == "/version" {
+                object = json!({
+                    "major": "1", "minor": self.minor, "gitVersion": format!("v1.{}.0", self.minor),
+                    "gitCommit": "", "gitTreeState": "", "buildDate": "", "goVersion": "", "compiler": "",
+                    "platform": "",
+                });
+            } else if path.contains("selfsubjectaccessreviews") {
+                let resource = &object["spec"]["resourceAttributes"]["resource"];
+                object["status"] = json!({"allowed": resource != self.forbidden});
+            } else {
+                assert!(
+                    path.starts_with("/apis/resource.k8s.io/v1/resourceslices?")
+                        && path.contains("dryRun=All")
+                );
+                object["spec"]["devices"][0].as_object_mut().unwrap().remove(self.dropped);
+            }
+            let body = object.to_string();
+            let head = "HTTP/1.1 201 Created\r\ncontent-type: application/json\r\ncontent-length";
+            write!(stream, "{head}: {}\r\n\r\n{body}", body.len())?;
+        }
+    }
+}
+
+#[test]
+fn an_api_server_that_does_not_do_what_kerf_needs_is_told() {
+    on_node(|node| {
+        HEALTHY.serve(node);
+        let report: Value =
+            serde_json::from_slice(&node.command().arg("--json").output().unwrap().stdout).unwrap();
+        assert_eq!(report, json!({"findings": [], "skipped": []}));
+        ApiServer { minor: "33+", ..HEALTHY }.serve(node);
+        node.finds("api-server-too-old", "v1.33+.0");
+        ApiServer { forbidden: "resourceclaims", ..HEALTHY }.serve(node);
+        node.finds("permission-missing", "list resourceclaims.resource.k8s.io");
+        ApiServer { dropped: "taints", ..HEALTHY }.serve(node);
+        node.finds("api-server-drops-fields", "DRADeviceTaints");
+        ApiServer { dropped: "consumesCounters", ..HEALTHY }.serve(node);
+        node.finds("api-server-drops-fields", "DRAPartitionableDevices");
+        // Nobody listens on this port any more.
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let text = fs::read_to_string(node.path("kubeconfig")).unwrap();
+        let server = text.split('"').find(|part| part.starts_with("http://")).unwrap().to_owned();
+        node.put("kubeconfig", text.replace(&server, &format!("http://{free}")));
+        node.finds("api-server-unreachable", "");
+    });
 }
