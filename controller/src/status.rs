@@ -52,7 +52,7 @@ impl PublishStatus {
         let waiting = match self.phase {
             Phase::Stored => return None,
             Phase::Undecided => "nothing to publish is known yet",
-            Phase::Standby => "another instance on this node publishes",
+            Phase::Standby => "the kubelet's sockets are not served yet",
             Phase::Writing => "ResourceSlices are being written",
             Phase::Contended => "somebody keeps changing the ResourceSlices",
             Phase::Withheld => {
@@ -73,7 +73,7 @@ pub enum Phase {
     /// Nobody has said yet what is desired. Stored slices stay as they are.
     #[default]
     Undecided,
-    /// Another instance of this node publishes.
+    /// Nothing may be published: nobody would prepare claims on it.
     Standby,
     /// Slices differ, and are being written or written again.
     Writing,

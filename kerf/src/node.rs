@@ -31,6 +31,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 use tracing::{error, info};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::prelude::*;
@@ -166,15 +167,18 @@ async fn serve(arguments: NodeArguments) -> Result<()> {
     part(&mut parts, "the kubelet's side", async move {
         plugin.start().await.context("what a former process left cannot be settled")?;
         plugin.listen(stop.clone()).context("GPUs cannot be listened to")?;
-        let publishing = tokio::spawn(publishing.run(stop.clone()));
+        let mut publishing = AbortOnDropHandle::new(tokio::spawn(publishing.run(stop.clone())));
         // A former instance serves meanwhile: the kubelet gets to know this one
         // when it can prepare.
+        let serve = async {
+            if stop.run_until_cancelled(outlets.until_known()).await.is_some() {
+                plugin.serve(stop.clone()).await;
+            }
+        };
         tokio::select! {
-            () = stop.cancelled() => {}
-            () = outlets.until_known() => {}
+            () = serve => publishing.await?,
+            ended = &mut publishing => ended?.and(Err(anyhow!("publishing ended by itself"))),
         }
-        plugin.serve(stop).await;
-        Ok(publishing.await?)
     });
 
     let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be caught")?;

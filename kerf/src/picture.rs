@@ -103,11 +103,11 @@ fn legend(out: &mut String, gpus: &[GpuStatus]) {
 
 fn draw_unprepared(out: &mut String, claim: &UnpreparedClaim) {
     let state = match (claim.phase, claim.former_boot) {
-        (_, true) => "prepared before the node was rebooted",
         (None, _) => "nothing of it is here",
         (Some(Phase::Started), _) => "being prepared, or left in the middle of it",
         (Some(Phase::Undoing), _) => "being unprepared, or left in the middle of it",
-        (Some(Phase::Completed), _) => "prepared before",
+        (Some(Phase::Completed), true) => "prepared before the node was rebooted",
+        (Some(Phase::Completed), false) => "prepared before",
     };
     line(out, format_args!("  {}   {state}", claim.claim));
     match (&claim.error, &claim.failed_at) {
@@ -140,6 +140,7 @@ impl Part {
     fn lost(gpu: &GpuStatus) -> Self {
         let mut claims = gpu.held_by.clone();
         claims.extend(gpu.partitions.iter().filter_map(|partition| partition.held_by.clone()));
+        claims.sort();
         claims.dedup();
         let detail = if claims.is_empty() { "held by no claim".to_owned() } else { claims.join(", ") };
         Self { slices: gpu.memory_slices.max(8), title: "lost".to_owned(), detail }

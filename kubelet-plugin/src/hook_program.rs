@@ -104,7 +104,10 @@ impl HookProgram {
 
     /// Looks at every byte of the copy, and makes it anew where one is another.
     pub(crate) fn verify(&self) -> Result<(), HookProgramError> {
-        if is_intact(&self.copies.join(&self.copy), &self.parts) { Ok(()) } else { self.install() }
+        let folder = self.copies.join(&self.copy);
+        // Of when another version was here in between.
+        let _ = fs::remove_file(folder.join(FORMER));
+        if is_intact(&folder, &self.parts) { Ok(()) } else { self.install() }
     }
 
     fn install(&self) -> Result<(), HookProgramError> {

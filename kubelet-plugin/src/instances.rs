@@ -41,25 +41,24 @@ pub struct Lead {
     _lock: File,
 }
 
-/// The other instances of a node.
+/// Whether a process has others beside it.
 #[derive(Debug, Clone)]
 pub struct Others {
     folder: PathBuf,
-    own: u64,
 }
 
 impl Others {
-    /// Whether one of them lives; also where that cannot be told.
+    /// Whether another instance lives; also where that cannot be told.
     pub(crate) fn are_there(&self) -> bool {
-        let others = || -> io::Result<bool> {
-            for number in numbers(&self.folder)?.into_iter().filter(|number| *number != self.own) {
-                if living(&self.folder.join(number.to_string()))?.is_some() {
-                    return Ok(true);
-                }
+        let living = || -> io::Result<usize> {
+            let mut count = 0;
+            for number in numbers(&self.folder)? {
+                count += usize::from(living(&self.folder.join(number.to_string()))?.is_some());
             }
-            Ok(false)
+            Ok(count)
         };
-        others().unwrap_or(true)
+        // One of them is this one.
+        living().map_or(true, |count| count > 1)
     }
 }
 
@@ -121,7 +120,7 @@ impl Instances {
 
     /// The other instances.
     pub fn others(&self) -> Others {
-        Others { folder: self.folder.clone(), own: self.own.number }
+        Others { folder: self.folder.clone() }
     }
 
     /// Whether nobody younger is there, and others see this one.

@@ -6,14 +6,19 @@
 //!   .start().await                                   settles what a crash left
 //!   .serve(cancel).await                             sockets, until cancelled
 //!   .listen(cancel)                                  what GPUs report by themselves
-//!   .keep_reconciled(cancel).await                   now and then, and on events
 //!   .observe().await                                 hardware + journal + foreign instances
+//!   .follow(others, cancel).await                    what other instances write
 //!   .journal() / .registration() / .hardware_changed() / .metrics()
+//! Instances::join(folder)                            this process among those of its node
+//!   .lead().await                                    when it is its turn to publish:
+//! Owner::new(plugin, channels, lead).run(cancel)     reads the GPUs, says what is published
+//! plugin.keep_reconciled(cancel).await               now and then, and on events
 //! ```
 //!
-//! Who owns the inventory reads it with [`Plugin::observe`] and sends it into
+//! The [`Owner`] reads the inventory with [`Plugin::observe`] and sends it into
 //! the watch that [`Plugin::new`] was given, again whenever
-//! [`Plugin::hardware_changed`] says so.
+//! [`Plugin::hardware_changed`] says so; it also keeps what is known of
+//! [`Rival`]s.
 
 #![forbid(unsafe_code)]
 
@@ -57,7 +62,7 @@ pub use plugin::{ClaimRequest, ObserveError, Observed, Plugin, PluginConfig, Plu
 pub use registration::Registration;
 pub use rivals::{Rival, RivalFolders, RivalKind};
 pub use server::ServeError;
-pub use socket::{SocketFile, SocketFolders};
+pub use socket::{SocketFile, SocketFolders, knock};
 pub use store::StoreError;
 pub use view::{JournalView, StuckMode};
 pub use work::PreparedDevice;

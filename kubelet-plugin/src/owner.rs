@@ -28,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::disk::{Disk, Durability};
+use crate::instances::Lead;
 use crate::plugin::{ObserveError, Observed, Plugin};
 use crate::rivals::{self, Rival, RivalFolders};
 use crate::view::JournalView;
@@ -45,7 +46,7 @@ const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_secs(30);
 
 /// What is to be published of the node's GPUs.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct NodeLayout {
     /// The pool's slices, in order.
     pub slices: Vec<Arc<ResourceSliceSpec>>,
@@ -127,12 +128,14 @@ pub struct Owner {
 impl Owner {
     /// The owner of what a plugin serves.
     ///
+    /// The lead is held as long as a record is being written.
+    ///
     /// # Errors
     /// The folder of the records cannot be read.
-    pub fn new(plugin: Plugin, channels: Channels) -> std::io::Result<Self> {
+    pub fn new(plugin: Plugin, channels: Channels, lead: Lead) -> std::io::Result<Self> {
         let inner = &plugin.inner;
-        let records =
-            Records { disk: inner.disk.clone(), folder: inner.config.plugin_dir.join("state").join("gpus") };
+        let folder = inner.config.plugin_dir.join("state").join("gpus");
+        let records = Records { disk: inner.disk.clone(), folder, _lead: Arc::new(lead) };
         let (known, complete) = records.load()?;
         let publication = Publication::new(known);
         let must_list = publication.is_empty() || !complete;
@@ -330,11 +333,20 @@ impl Owner {
             self.must_list = true;
         }
         let Some(rivals) = self.rivals.borrow_and_update().clone() else { return Ok(None) };
-        if self.publication.is_empty() && !rivals.is_empty() {
-            return Ok(None);
-        }
         if self.must_list {
             return Ok(Some(Instant::now()));
+        }
+        let is_unused = self.list.as_ref().is_none_or(|list| list.allocated.is_empty());
+        if self.publication.is_empty() && is_unused && !rivals.is_empty() {
+            // Slices of which no record is left are withdrawn.
+            let view = Arc::clone(&self.journal.borrow_and_update());
+            self.decided_on = self.bearing(&view);
+            self.channels.layout.send_if_modified(|last| {
+                let changed = last.as_ref().is_none_or(|last| !last.slices.is_empty());
+                *last = last.take().filter(|_| !changed).or_else(|| Some(Arc::default()));
+                changed
+            });
+            return Ok(None);
         }
         let inventory = match self.channels.inventory.borrow().clone() {
             // Whatever was published stays, and says that it is lost.
@@ -420,6 +432,9 @@ fn conditions<'a>(
 struct Records {
     disk: Disk,
     folder: PathBuf,
+    /// Also of a write that goes on in its thread: no other instance may read
+    /// the records before that has ended.
+    _lead: Arc<Lead>,
 }
 
 impl Records {

@@ -35,7 +35,6 @@ use crate::hook_program::HookProgram;
 use crate::lock::{Held, Locks};
 use crate::metrics::{Metrics, Operation};
 use crate::registration::Registration;
-use crate::server::SocketPaths;
 use crate::store::{Store, StoreError};
 use crate::view::JournalView;
 use crate::work::{Outcome, PreparedDevice, Work};
@@ -223,11 +222,6 @@ impl Plugin {
         if let Some(Err(error)) = blocking(move || work.store.refresh()).await {
             warn!(error = crate::chain(&error), "the journal cannot be read anew");
         }
-    }
-
-    /// Where the kubelet calls.
-    pub fn dra_socket(&self) -> PathBuf {
-        SocketPaths::of(&self.inner.config).dra
     }
 
     /// The running boot.

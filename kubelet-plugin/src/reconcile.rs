@@ -56,23 +56,23 @@ impl Plugin {
     }
 
     /// Reads the journal anew whenever somebody writes it, as long as there is
-    /// another instance. Its work that had begun goes on after it handed over.
+    /// another instance: a former one ends what it has begun, and an elder must
+    /// know what its successor set aside.
     pub async fn follow(&self, others: Others, cancel: CancellationToken) {
         let follow = async {
-            let mut folder = SocketFolders::new(vec![self.inner.work.store.folder().to_owned()])?;
+            let mut folders = SocketFolders::new(self.inner.work.store.folders().to_vec())?;
             loop {
-                folder.watch()?;
-                let are_there = others.are_there();
-                self.refresh().await;
-                if !are_there {
-                    return Ok::<_, ServeError>(());
+                folders.watch()?;
+                if others.are_there() {
+                    self.refresh().await;
                 }
-                folder.changed().await?;
+                folders.changed().await?;
             }
         };
         tokio::select! {
             () = cancel.cancelled() => {}
             followed = follow => {
+                let followed: Result<(), ServeError> = followed;
                 if let Err(error) = followed {
                     warn!(error = crate::chain(&error), "what another instance writes is seen with the next round");
                 }
@@ -91,14 +91,18 @@ impl Plugin {
     }
 
     /// Reconciles at once and then every few minutes, and the local part
-    /// whenever the inventory changes, until cancelled.
+    /// whenever the inventory changes, until cancelled. A round that is left
+    /// goes on where it has begun something: that holds its own locks.
     pub async fn keep_reconciled(&self, cancel: CancellationToken) {
+        cancel.run_until_cancelled(self.reconcile_for_ever()).await;
+    }
+
+    async fn reconcile_for_ever(&self) {
         let mut inventory = self.inner.inventory.clone();
         let mut is_known = inventory.borrow().is_some();
         let mut due = Instant::now();
         loop {
             tokio::select! {
-                () = cancel.cancelled() => return,
                 () = tokio::time::sleep_until(due) => {
                     self.reconcile_now().await;
                     due = Instant::now() + ROUND.mul_f64(0.8 + 0.4 * fastrand::f64());

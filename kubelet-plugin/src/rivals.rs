@@ -1,11 +1,14 @@
 //! Others on the node that hand out the same GPUs: NVIDIA's device plugin, or
-//! another DRA driver, also one under our name.
+//! another DRA driver, also one under our name; and pods that still have what a
+//! device plugin gave them.
 //!
 //! They are told by the sockets on which the kubelet reaches them. A killed
 //! one leaves its file, so only one that answers counts; that it ends is told
-//! by the end of the connection to it.
+//! by the end of the connection to it. Its pods outlive it: the kubelet tells
+//! of them, and is asked again as long as there are any.
 
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,13 +22,14 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use crate::plugin::PluginConfig;
+use crate::pods;
 use crate::server::ServeError;
-use crate::socket::SocketFolders;
+use crate::socket::{SocketFolders, knock};
 
-/// How long a connection may take. Who does not take it lives all the same.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// When folders that cannot be watched are tried again.
-const RETRY: Duration = Duration::from_secs(10);
+/// The pause before somebody is looked at again who tells nobody of his end.
+const PAUSE: Duration = Duration::from_secs(10);
+/// Whoever closes connections at once is not asked in a loop.
+const SPACING: Duration = Duration::from_secs(1);
 
 /// Somebody who hands out the same GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,6 +49,8 @@ pub enum RivalKind {
     OtherDriver,
     /// NVIDIA's device plugin, or one that stands in for it.
     DevicePlugin,
+    /// Pods that have GPUs of a device plugin.
+    PluginsPods,
 }
 
 impl RivalKind {
@@ -52,27 +58,31 @@ impl RivalKind {
     pub(crate) fn rivalry(self) -> Rivalry {
         match self {
             Self::SameName | Self::OtherDriver => Rivalry::Driver,
-            Self::DevicePlugin => Rivalry::DevicePlugin,
+            Self::DevicePlugin | Self::PluginsPods => Rivalry::DevicePlugin,
         }
     }
 }
 
 impl fmt::Display for Rival {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (who, remedy) = match self.kind {
-            RivalKind::SameName => {
-                ("another driver of kerf's name", "uninstall it, or give kerf another driver name")
+        let (who, until) = match self.kind {
+            RivalKind::SameName => (
+                "another driver of kerf's name hands out this node's GPUs too",
+                "until it ends; uninstall it, or give kerf another driver name",
+            ),
+            RivalKind::OtherDriver => (
+                "another DRA driver hands out this node's GPUs too",
+                "until it ends; uninstall it, or keep it off kerf's nodes",
+            ),
+            RivalKind::DevicePlugin => (
+                "NVIDIA's device plugin hands out this node's GPUs too",
+                "until it ends; keep it off kerf's nodes",
+            ),
+            RivalKind::PluginsPods => {
+                ("pods of this node have GPUs that a device plugin gave them", "until they end; delete them")
             }
-            RivalKind::OtherDriver => {
-                ("another DRA driver for NVIDIA GPUs", "uninstall it, or keep it off kerf's nodes")
-            }
-            RivalKind::DevicePlugin => ("NVIDIA's device plugin", "keep it off kerf's nodes"),
         };
-        let socket = self.socket.display();
-        write!(
-            f,
-            "{who} hands out this node's GPUs too ({socket}): kerf gives out none until it ends; {remedy}"
-        )
+        write!(f, "{who} ({}): kerf gives out none {until}", self.socket.display())
     }
 }
 
@@ -83,15 +93,29 @@ pub struct RivalFolders {
     pub registry: PathBuf,
     /// `/var/lib/kubelet/device-plugins`.
     pub device_plugins: PathBuf,
+    /// `/var/lib/kubelet/pod-resources/kubelet.sock`.
+    pub pod_resources: PathBuf,
 }
 
 impl RivalFolders {
     pub(crate) fn of(config: &PluginConfig) -> Self {
-        Self { registry: config.registry_dir.clone(), device_plugins: config.device_plugins_dir.clone() }
+        Self {
+            registry: config.registry_dir.clone(),
+            device_plugins: config.device_plugins_dir.clone(),
+            pod_resources: config.pod_resources_socket.clone(),
+        }
     }
 
-    /// The sockets that would be a rival's, whether or not anybody answers.
-    pub fn candidates(&self, ours: &DriverName) -> Vec<Rival> {
+    /// Those whose sockets answer.
+    ///
+    /// # Errors
+    /// It cannot be told who answers.
+    pub fn answering(&self, ours: &DriverName) -> io::Result<Vec<Rival>> {
+        Ok(self.knock(ours)?.into_iter().map(|(rival, _)| rival).collect())
+    }
+
+    /// Those whose sockets answer, with a connection where they take one.
+    fn knock(&self, ours: &DriverName) -> io::Result<Vec<(Rival, Option<std::os::unix::net::UnixStream>)>> {
         let of = |name: &str, driver: &str| {
             name.strip_prefix(driver).is_some_and(|rest| rest.starts_with(['-', '@']) || rest == ".sock")
         };
@@ -103,18 +127,45 @@ impl RivalFolders {
             _ => None,
         };
         let plugin = |name: &str| name.starts_with("nvidia").then_some(RivalKind::DevicePlugin);
-        let mut rivals = found(&self.registry, driver);
-        rivals.extend(found(&self.device_plugins, plugin));
-        rivals.sort();
-        rivals
+        let mut candidates = found(&self.registry, driver)?;
+        candidates.extend(found(&self.device_plugins, plugin)?);
+        candidates.sort();
+        let mut answering = Vec::new();
+        for rival in candidates {
+            if let Some(connection) = knock(&rival.socket)? {
+                answering.push((rival, connection));
+            }
+        }
+        Ok(answering)
+    }
+
+    /// Whether pods have GPUs of a device plugin.
+    async fn plugins_pods(&self) -> Result<Option<Rival>, ServeError> {
+        let socket = &self.pod_resources;
+        if socket.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+            return Ok(None);
+        }
+        let has = pods::have_plugin_devices(socket).await.map_err(|error| ServeError::Rivals {
+            path: socket.clone(),
+            source: io::Error::other(crate::chain(&error)),
+        })?;
+        Ok(has.then(|| Rival { kind: RivalKind::PluginsPods, socket: socket.clone() }))
     }
 }
 
-fn found(folder: &Path, kind: impl Fn(&str) -> Option<RivalKind>) -> Vec<Rival> {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    entries
-        .filter_map(|entry| Some(Rival { kind: kind(entry.file_name().to_str()?)?, socket: entry.path() }))
-        .collect()
+fn found(folder: &Path, kind: impl Fn(&str) -> Option<RivalKind>) -> io::Result<Vec<Rival>> {
+    let entries = match std::fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut rivals = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        if let Some(kind) = entry.file_name().to_str().and_then(&kind) {
+            rivals.push(Rival { kind, socket: entry.path() });
+        }
+    }
+    Ok(rivals)
 }
 
 /// Keeps what is known of rivals true. The first look is at once.
@@ -123,11 +174,16 @@ pub(crate) async fn keep(
     ours: DriverName,
     rivals: watch::Sender<Option<Arc<[Rival]>>>,
 ) {
+    let mut said = String::new();
     loop {
         let Err(error) = follow(&folders, &ours, &rivals).await else { return };
-        warn!(error = crate::chain(&error), "whether others hand out the GPUs is looked at on a timer only");
-        let _ = look(&folders, &ours, &rivals).await;
-        tokio::time::sleep(RETRY).await;
+        // What was known stays so: not to know of anybody is not nobody.
+        let error = crate::chain(&error);
+        if error != said {
+            warn!(error, "whether others hand out the GPUs is not known now");
+            said = error;
+        }
+        tokio::time::sleep(PAUSE).await;
     }
 }
 
@@ -139,34 +195,35 @@ async fn follow(
     let mut watched = SocketFolders::new(vec![folders.registry.clone(), folders.device_plugins.clone()])?;
     loop {
         watched.watch()?;
-        let alive = look(folders, ours, rivals).await;
-        let ends = async {
-            if alive.is_empty() {
+        let failed = |source| ServeError::Rivals { path: folders.registry.clone(), source };
+        let mut ends: Vec<std::pin::Pin<Box<dyn Future<Output = ()> + Send>>> = Vec::new();
+        let mut found = Vec::new();
+        for (rival, connection) in folders.knock(ours).map_err(failed)? {
+            found.push(rival);
+            match connection.map(UnixStream::from_std) {
+                Some(connection) => ends.push(Box::pin(ended(connection.map_err(failed)?))),
+                None => ends.push(Box::pin(tokio::time::sleep(PAUSE))),
+            }
+        }
+        if let Some(pods) = folders.plugins_pods().await? {
+            found.push(pods);
+            ends.push(Box::pin(tokio::time::sleep(PAUSE)));
+        }
+        tell(rivals, found);
+        let end = async {
+            if ends.is_empty() {
                 std::future::pending::<()>().await;
             }
-            select_all(alive.into_iter().map(|stream| Box::pin(ended(stream)))).await;
+            select_all(ends).await;
         };
         tokio::select! {
             changed = watched.changed() => changed?,
-            () = ends => {}
+            () = end => {}
         }
     }
 }
 
-/// Looks once; the connections to those that answer.
-async fn look(
-    folders: &RivalFolders,
-    ours: &DriverName,
-    rivals: &watch::Sender<Option<Arc<[Rival]>>>,
-) -> Vec<Option<UnixStream>> {
-    let (mut found, mut alive) = (Vec::new(), Vec::new());
-    for rival in folders.candidates(ours) {
-        match tokio::time::timeout(PATIENCE, UnixStream::connect(&rival.socket)).await {
-            Ok(Err(error)) if !is_busy(&error) => continue,
-            connected => alive.push(connected.ok().and_then(Result::ok)),
-        }
-        found.push(rival);
-    }
+fn tell(rivals: &watch::Sender<Option<Arc<[Rival]>>>, found: Vec<Rival>) {
     rivals.send_if_modified(|last| {
         let changed = last.as_deref() != Some(&found);
         if changed {
@@ -177,24 +234,12 @@ async fn look(
         }
         changed
     });
-    alive
-}
-
-/// Whether somebody listens who does not take connections now.
-fn is_busy(error: &std::io::Error) -> bool {
-    error.kind() == std::io::ErrorKind::WouldBlock
 }
 
 /// Returns when the other side of a connection is closed: it ended, or it does
-/// not wait for us any more. Without a connection, after a while.
-async fn ended(stream: Option<UnixStream>) {
-    let Some(mut stream) = stream else { return tokio::time::sleep(RETRY).await };
+/// not wait for us any more.
+async fn ended(mut stream: UnixStream) {
     let mut buffer = [0; 256];
-    while let Ok(length) = stream.read(&mut buffer).await {
-        if length == 0 {
-            break;
-        }
-    }
-    // Whoever closes connections at once is not asked in a loop.
-    tokio::time::sleep(PATIENCE).await;
+    while stream.read(&mut buffer).await.is_ok_and(|length| length > 0) {}
+    tokio::time::sleep(SPACING).await;
 }

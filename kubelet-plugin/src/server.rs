@@ -55,6 +55,15 @@ pub enum ServeError {
         /// On which socket.
         path: PathBuf,
     },
+    /// It cannot be told who else hands out the GPUs.
+    #[error("who else hands out the GPUs cannot be told ({})", path.display())]
+    Rivals {
+        /// What was looked at.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// It cannot be told which instance of the node publishes.
     #[error("which instance publishes cannot be told ({})", path.display())]
     Instances {
@@ -150,33 +159,19 @@ impl Plugin {
             }
             tokio::select! {
                 () = cancel.cancelled() => break,
-                () = self.until_retry() => {}
+                () = SocketFolders::changed_within(RETRY, self.socket_folders()) => {}
             }
         }
         sockets.stop().await;
         self.inner.registration.send_replace(Registration::Waiting);
     }
 
-    /// Waits until something happened in the sockets' folders, or for a while.
-    async fn until_retry(&self) {
-        let config = &self.inner.config;
-        let changed = async {
-            let folders = vec![config.plugin_dir.clone(), config.registry_dir.clone()];
-            let mut folders = SocketFolders::new(folders)?;
-            folders.watch()?;
-            folders.changed().await
-        };
-        let wait = async {
-            if changed.await.is_err() {
-                std::future::pending::<()>().await;
-            }
-        };
-        let _ = tokio::time::timeout(RETRY, wait).await;
+    fn socket_folders(&self) -> Vec<PathBuf> {
+        vec![self.inner.config.plugin_dir.clone(), self.inner.config.registry_dir.clone()]
     }
 
     async fn keep_served(&self, sockets: &mut Sockets, paths: &SocketPaths) -> Result<(), ServeError> {
-        let config = &self.inner.config;
-        let mut folders = SocketFolders::new(vec![config.plugin_dir.clone(), config.registry_dir.clone()])?;
+        let mut folders = SocketFolders::new(self.socket_folders())?;
         let mut state = self.registration();
         let mut deadline = Instant::now() + REGISTRATION_TIME;
         loop {

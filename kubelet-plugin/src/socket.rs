@@ -5,11 +5,14 @@
 use std::fs;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::UnixStream as StdStream;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use futures::StreamExt;
 use inotify::{EventStream, Inotify, WatchMask};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use tokio::net::UnixListener;
 
 use crate::disk::{Files, HostFiles};
@@ -73,12 +76,26 @@ pub(crate) fn sweep(path: &Path) {
     for other in entries.flatten().map(|entry| entry.path()).filter(|other| other != path) {
         let is_of_kind = kind(&other).is_some_and(|kind| kind == ours);
         let is_socket = || fs::symlink_metadata(&other).is_ok_and(|found| found.file_type().is_socket());
-        let is_dead = || {
-            StdStream::connect(&other).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
-        };
-        if is_of_kind && is_socket() && is_dead() {
+        if is_of_kind && is_socket() && knock(&other).is_ok_and(|answer| answer.is_none()) {
             let _ = fs::remove_file(&other);
         }
+    }
+}
+
+/// Connects to a socket without waiting: nothing where nobody listens, no
+/// connection where whoever listens takes none now.
+///
+/// # Errors
+/// It cannot be told whether somebody listens.
+pub fn knock(path: &Path) -> io::Result<Option<Option<UnixStream>>> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match SocketAddrUnix::new(path).and_then(|address| connect(&socket, &address)) {
+        Ok(()) => Ok(Some(Some(UnixStream::from(socket)))),
+        Err(Errno::AGAIN) => Ok(Some(None)),
+        // The last two are no paths on which the kubelet could be served.
+        Err(Errno::NOENT | Errno::CONNREFUSED | Errno::PROTOTYPE | Errno::NAMETOOLONG) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -100,6 +117,21 @@ impl SocketFolders {
             Ok(events) => Ok(Self { folders, events }),
             Err(source) => Err(unwatched(folders.first(), source)),
         }
+    }
+
+    /// Waits until something happens in folders, at most for a while.
+    pub async fn changed_within(most: Duration, folders: Vec<PathBuf>) {
+        let changed = async {
+            let mut folders = Self::new(folders)?;
+            folders.watch()?;
+            folders.changed().await
+        };
+        let wait = async {
+            if changed.await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        let _ = tokio::time::timeout(most, wait).await;
     }
 
     /// Watches the folders that have these paths now; those that are gone are

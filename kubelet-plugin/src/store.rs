@@ -70,9 +70,9 @@ impl Store {
         Ok(store)
     }
 
-    /// Where the entries are.
-    pub(crate) fn folder(&self) -> &Path {
-        &self.claims
+    /// Where the entries are, and those that cannot be read.
+    pub(crate) fn folders(&self) -> [PathBuf; 2] {
+        [self.claims.clone(), self.quarantine.clone()]
     }
 
     /// What the journal says, now and whenever it changes.

@@ -1,13 +1,12 @@
 //! The kubelet's side: folders, sockets, the journal, and who else is there.
 
 use std::fs;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use kerf_dra_driver::journal::{Entry, FileName};
 use kerf_dra_driver::status::NodeStatus;
 
-use kerf_kubelet_plugin::{RivalFolders, RivalKind};
+use kerf_kubelet_plugin::{RivalFolders, RivalKind, knock};
 
 use super::finding::Kind;
 use super::{Report, unwritable};
@@ -63,17 +62,22 @@ fn boot_id(report: &mut Report, proc: &Path) -> Option<String> {
 
 /// Others who hand out the same GPUs. A dead one is only a file.
 fn others(report: &mut Report, kubelet: &KubeletArguments) {
-    let folders =
-        RivalFolders { registry: kubelet.registry_dir(), device_plugins: kubelet.device_plugins_dir() };
-    for rival in folders.candidates(&kubelet.driver_name) {
+    let folders = RivalFolders {
+        registry: kubelet.registry_dir(),
+        device_plugins: kubelet.device_plugins_dir(),
+        pod_resources: kubelet.pod_resources_socket(),
+    };
+    let rivals = match folders.answering(&kubelet.driver_name) {
+        Ok(rivals) => rivals,
+        Err(error) => return report.skipped(format!("who else hands out the GPUs: {error}")),
+    };
+    for rival in rivals {
         let kind = match rival.kind {
             RivalKind::SameName => Kind::DriverNameTaken,
             RivalKind::OtherDriver => Kind::OtherDriverBeside,
-            RivalKind::DevicePlugin => Kind::DevicePluginBeside,
+            RivalKind::DevicePlugin | RivalKind::PluginsPods => Kind::DevicePluginBeside,
         };
-        if answers(&rival.socket) {
-            report.found(kind, rival.socket.display().to_string());
-        }
+        report.found(kind, rival.socket.display().to_string());
     }
     // It hands out no GPU itself.
     for name in names(&folders.registry).iter().filter(|name| name.starts_with(COMPUTE_DOMAIN)) {
@@ -119,5 +123,5 @@ pub(super) fn names(folder: &Path) -> Vec<String> {
 }
 
 fn answers(socket: &Path) -> bool {
-    UnixStream::connect(socket).is_ok()
+    knock(socket).is_ok_and(|answer| answer.is_some())
 }

@@ -13,6 +13,9 @@ use tracing::warn;
 /// The longest note that the API takes (events.k8s.io/v1).
 const MAX_NOTE: usize = 1024;
 
+/// How long the API server has to take an event.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(10);
+
 /// Where events go.
 #[derive(Clone)]
 pub(crate) struct NodeEvents {
@@ -44,7 +47,11 @@ impl NodeEvents {
         loop {
             let now = rivals.borrow_and_update().clone().unwrap_or_default();
             for rival in now.iter().filter(|rival| !told.contains(rival)) {
-                self.warn("GPUsHandedOutByOthers", "Publish", rival.to_string()).await;
+                let note = rival.to_string();
+                let warned = self.warn("GPUsHandedOutByOthers", "Publish", note);
+                if cancel.run_until_cancelled(warned).await.is_none() {
+                    return;
+                }
             }
             told = now;
             tokio::select! {
@@ -64,8 +71,10 @@ impl NodeEvents {
             secondary: None,
         };
         // The log and readiness say the same.
-        if let Err(error) = self.recorder.publish(&event, &self.node).await {
-            warn!(error = kerf_kubelet_plugin::chain(&error), "an event cannot be written");
+        match tokio::time::timeout(PATIENCE, self.recorder.publish(&event, &self.node)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => warn!(error = kerf_kubelet_plugin::chain(&error), "an event cannot be written"),
+            Err(_) => warn!("an event cannot be written: no answer from the API server"),
         }
     }
 }

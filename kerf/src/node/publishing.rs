@@ -7,13 +7,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use kerf_controller::{DesiredPools, Identity, PublishStatus, Publisher};
 use kerf_dra_driver::inventory::Inventory;
-use kerf_kubelet_plugin::{Channels, Instances, Lead, NodeLayout, Owner, Plugin, Rival, ServeError, Stored};
+use kerf_kubelet_plugin::{Channels, Instances, Lead, NodeLayout, Owner, Plugin, Rival, RivalKind, Stored};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
 
 use super::events::NodeEvents;
@@ -60,18 +61,38 @@ impl Outlets {
         }
     }
 
-    /// Returns when claims can be prepared, as far as that is up to the GPUs:
-    /// these were read, or could not be, or take too long.
+    /// Returns when the kubelet may get to know this instance: it publishes, the
+    /// GPUs were read or cannot be for now, and no other driver has its name.
+    /// Where it cannot be told who publishes, claims must be served all the same.
     pub(crate) async fn until_known(&self) {
         let (mut inventory, mut trouble) = (self.inventory.subscribe(), self.trouble.subscribe());
+        let (mut standing, mut rivals) = (self.standing.subscribe(), self.rivals.subscribe());
+        let is_free = |rivals: &Option<Arc<[Rival]>>| {
+            rivals.as_deref().is_some_and(|all| all.iter().all(|rival| rival.kind != RivalKind::SameName))
+        };
+        tokio::select! {
+            biased;
+            () = seen(&mut standing, |standing| *standing == Standing::Leading) => {}
+            () = seen(&mut trouble, Option::is_some) => {}
+        }
+        if *standing.borrow() != Standing::Leading {
+            return;
+        }
+        // The kubelet would ask this one to give back the other's claims.
+        seen(&mut rivals, is_free).await;
         let known = async {
             tokio::select! {
-                _ = inventory.wait_for(Option::is_some) => {}
-                _ = trouble.wait_for(Option::is_some) => {}
+                () = seen(&mut inventory, Option::is_some) => {}
+                () = seen(&mut trouble, Option::is_some) => {}
             }
         };
         let _ = tokio::time::timeout(PATIENCE, known).await;
     }
+}
+
+/// Returns when a value is as wanted.
+async fn seen<T>(values: &mut watch::Receiver<T>, wanted: impl FnMut(&T) -> bool) {
+    let _ = values.wait_for(wanted).await;
 }
 
 /// Publishing, with all that it needs.
@@ -86,44 +107,87 @@ pub(crate) struct Publishing {
 }
 
 impl Publishing {
-    /// Publishes whenever this is the youngest instance, until cancelled.
-    pub(crate) async fn run(self, cancel: CancellationToken) {
-        let until_cancelled = async {
-            loop {
-                let Err(error) = self.keep_published(&cancel).await else { return };
-                let error = format!("{error:#}");
-                warn!(error, "nothing can be published, trying again");
-                self.outlets.trouble.send_replace(Some(error));
-                tokio::time::sleep(RETRY).await;
-            }
-        };
-        tokio::select! {
-            () = cancel.cancelled() => {}
-            () = until_cancelled => {}
+    /// Publishes whenever this is the youngest instance, until cancelled; then
+    /// nothing writes any more.
+    ///
+    /// # Errors
+    /// A part of it panicked.
+    pub(crate) async fn run(self, cancel: CancellationToken) -> Result<()> {
+        let Some(mut instances) = cancel.run_until_cancelled(self.join()).await else { return Ok(()) };
+        let (plugin, others) = (self.plugin.clone(), instances.others());
+        let _following = AbortOnDropHandle::new(tokio::spawn({
+            let cancel = cancel.clone();
+            async move { plugin.follow(others, cancel).await }
+        }));
+        while !cancel.is_cancelled() {
+            let error = match cancel.run_until_cancelled(instances.lead()).await {
+                None => return Ok(()),
+                Some(Ok(lead)) => match self.lead(lead, &mut instances, &cancel).await? {
+                    Ok(()) => continue,
+                    Err(error) => error,
+                },
+                Some(Err(error)) => error.into(),
+            };
+            self.pause(&error, &cancel).await;
         }
+        Ok(())
     }
 
-    async fn keep_published(&self, cancel: &CancellationToken) -> Result<()> {
-        let mut instances = Instances::join(&self.plugin_dir)?;
+    /// Joins the instances of the node, once: who joins again is the youngest.
+    async fn join(&self) -> Instances {
         loop {
-            let lead = instances.lead().await?;
-            let term = cancel.child_token();
-            let _ends = term.clone().drop_guard();
-            let ended = self.lead(lead, &mut instances, term).await;
-            self.outlets.standing.send_replace(Standing::Overtaken);
-            self.outlets.layout.send_replace(None);
-            self.outlets.trouble.send_replace(None);
-            ended?;
+            match Instances::join(&self.plugin_dir) {
+                Ok(instances) => return instances,
+                Err(error) => self.pause(&error.into(), &CancellationToken::new()).await,
+            }
         }
     }
 
-    /// One term. The lead is given up when nothing writes any more.
+    async fn pause(&self, error: &anyhow::Error, cancel: &CancellationToken) {
+        let error = format!("{error:#}");
+        warn!(error, "nothing can be published, trying again");
+        self.outlets.trouble.send_replace(Some(error));
+        cancel.run_until_cancelled(tokio::time::sleep(RETRY)).await;
+        self.outlets.trouble.send_replace(None);
+    }
+
+    /// One term. The lead is given up when nothing writes any more. The outer
+    /// error is a panic: nobody knows what the node looks like then.
     async fn lead(
         &self,
         lead: Lead,
         instances: &mut Instances,
-        term: CancellationToken,
-    ) -> Result<(), anyhow::Error> {
+        cancel: &CancellationToken,
+    ) -> Result<Result<(), anyhow::Error>> {
+        let outlets = &self.outlets;
+        let term = cancel.child_token();
+        let mut tasks = match self.begin(lead, &term).await {
+            Ok(tasks) => tasks,
+            Err(error) => return Ok(Err(error)),
+        };
+        outlets.standing.send_replace(Standing::Leading);
+        let ended = tokio::select! {
+            () = cancel.cancelled() => Ok(()),
+            overtaken = instances.overtaken() => overtaken.map_err(Into::into),
+            Some(ended) = tasks.join_next() => {
+                ended.context("a part of publishing ended")?;
+                Err(anyhow!("a part of publishing ended by itself"))
+            }
+        };
+        term.cancel();
+        while let Some(ended) = tasks.join_next().await {
+            ended.context("a part of publishing ended")?;
+        }
+        outlets.standing.send_replace(Standing::Overtaken);
+        outlets.layout.send_replace(None);
+        outlets.trouble.send_replace(None);
+        outlets.rivals.send_replace(None);
+        outlets.published.send_replace(PublishStatus::default());
+        Ok(ended)
+    }
+
+    /// Starts what describes the node.
+    async fn begin(&self, lead: Lead, term: &CancellationToken) -> Result<JoinSet<()>> {
         let outlets = &self.outlets;
         // What the former instance wrote until now.
         self.plugin.refresh().await;
@@ -135,7 +199,7 @@ impl Publishing {
             rivals: outlets.rivals.clone(),
             stored: stored.subscribe(),
         };
-        let owner = Owner::new(self.plugin.clone(), channels)
+        let owner = Owner::new(self.plugin.clone(), channels, lead)
             .context("the records of what was published cannot be read")?;
         let desired = watch::Sender::new(None);
         // A claim on what is published must find somebody who prepares it.
@@ -145,29 +209,21 @@ impl Publishing {
             desired.subscribe(),
             self.plugin.serving(),
         );
-        let mut tasks = JoinSet::new();
         let bridge = Bridge { layouts: outlets.layout.subscribe(), desired, published: outcome, stored };
-        tasks.spawn(bridge.run(outlets.published.clone(), term.clone()));
-        outlets.standing.send_replace(Standing::Leading);
-        tasks.spawn(owner.run(term.clone()));
-        tasks.spawn(publisher.run(term.clone()));
-        let (plugin, until) = (self.plugin.clone(), term.clone());
-        tasks.spawn(async move { plugin.keep_reconciled(until).await });
-        let (plugin, others, until) = (self.plugin.clone(), instances.others(), term.clone());
-        tasks.spawn(async move { plugin.follow(others, until).await });
-        let (events, rivals) = (self.events.clone(), outlets.rivals.subscribe());
-        tasks.spawn(events.tell_rivals(rivals, term.clone()));
         let report = Arc::clone(&self.report);
         let answer = move || -> status_socket::Answer {
             let report = Arc::clone(&report);
             Box::pin(async move { report.json().await })
         };
+        let mut tasks = JoinSet::new();
+        tasks.spawn(bridge.run(outlets.published.clone(), term.clone()));
+        tasks.spawn(owner.run(term.clone()));
+        tasks.spawn(publisher.run(term.clone()));
+        let (plugin, until) = (self.plugin.clone(), term.clone());
+        tasks.spawn(async move { plugin.keep_reconciled(until).await });
+        tasks.spawn(self.events.clone().tell_rivals(outlets.rivals.subscribe(), term.clone()));
         tasks.spawn(status_socket::serve(self.plugin_dir.clone(), answer, term.clone()));
-        let overtaken: Result<(), ServeError> = instances.overtaken().await;
-        term.cancel();
-        tasks.join_all().await;
-        drop(lead);
-        Ok(overtaken?)
+        Ok(tasks)
     }
 }
 

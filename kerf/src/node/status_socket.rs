@@ -37,27 +37,13 @@ pub(crate) async fn serve(
                 warn!(error, "`kerf status` is not answered");
                 said = error;
             }
-            until_changed(&plugin_dir).await;
+            SocketFolders::changed_within(RETRY, vec![plugin_dir.clone()]).await;
         }
     };
     tokio::select! {
         () = cancel.cancelled() => {}
         () = keep => {}
     }
-}
-
-async fn until_changed(folder: &Path) {
-    let changed = async {
-        let mut folders = SocketFolders::new(vec![folder.to_owned()])?;
-        folders.watch()?;
-        folders.changed().await
-    };
-    let wait = async {
-        if changed.await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    };
-    let _ = tokio::time::timeout(RETRY, wait).await;
 }
 
 async fn keep_answering(

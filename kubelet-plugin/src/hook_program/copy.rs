@@ -96,19 +96,23 @@ fn fill(draft: &Path, parts: &BTreeMap<String, PathBuf>) -> io::Result<()> {
 /// it, so what is there steps aside first, unless it is as good.
 fn place(copies: &Path, copy: &str, draft: &Path, parts: &BTreeMap<String, PathBuf>) -> io::Result<()> {
     let folder = copies.join(copy);
-    let aside = copies.join(draft_name(copy));
-    loop {
-        match fs::rename(draft, &folder) {
-            Ok(()) => break File::open(copies)?.sync_all(),
-            // Another instance of the same version was quicker.
-            Err(_) if is_intact(&folder, parts) => break fs::remove_dir_all(draft),
-            Err(error) => match fs::rename(&folder, &aside) {
-                Ok(()) => remove(&aside)?,
-                Err(gone) if gone.kind() == io::ErrorKind::NotFound => {}
-                Err(_) => break Err(error),
-            },
-        }
+    let named = |result: io::Result<()>| match result {
+        // Another instance of the same version was quicker.
+        Err(_) if is_intact(&folder, parts) => fs::remove_dir_all(draft),
+        Err(error) => Err(error),
+        Ok(()) => File::open(copies)?.sync_all(),
+    };
+    let first = fs::rename(draft, &folder);
+    if first.is_ok() || is_intact(&folder, parts) {
+        return named(first);
     }
+    let aside = copies.join(draft_name(copy));
+    match fs::rename(&folder, &aside) {
+        Ok(()) => remove(&aside)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(_) => return first,
+    }
+    named(fs::rename(draft, &folder))
 }
 
 fn remove(path: &Path) -> io::Result<()> {

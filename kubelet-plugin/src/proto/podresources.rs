@@ -19,8 +19,17 @@ pub struct PodResources {
 pub struct ContainerResources {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "2")]
+    pub devices: ::prost::alloc::vec::Vec<ContainerDevices>,
     #[prost(message, repeated, tag = "5")]
     pub dynamic_resources: ::prost::alloc::vec::Vec<DynamicResource>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ContainerDevices {
+    #[prost(string, tag = "1")]
+    pub resource_name: ::prost::alloc::string::String,
+    #[prost(string, repeated, tag = "2")]
+    pub device_ids: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DynamicResource {

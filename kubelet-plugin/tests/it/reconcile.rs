@@ -45,7 +45,11 @@ impl PodResourcesLister for Kubelet {
                 }],
             })
             .collect();
-        let containers = vec![wire::ContainerResources { name: "main".to_owned(), dynamic_resources }];
+        let containers = vec![wire::ContainerResources {
+            name: "main".to_owned(),
+            dynamic_resources,
+            ..wire::ContainerResources::default()
+        }];
         let pod = wire::PodResources { containers, ..wire::PodResources::default() };
         Ok(Response::new(wire::ListPodResourcesResponse { pod_resources: vec![pod] }))
     }

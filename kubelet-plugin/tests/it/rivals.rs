@@ -2,11 +2,17 @@
 
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use kerf_kubelet_plugin::proto::podresources as wire;
+use kerf_kubelet_plugin::proto::podresources::pod_resources_lister_server::{
+    PodResourcesLister, PodResourcesListerServer,
+};
 use kerf_kubelet_plugin::testing::Fuse;
-use kerf_kubelet_plugin::{Channels, NodeLayout, Owner, Stored};
+use kerf_kubelet_plugin::{Channels, Instances, NodeLayout, Owner, Stored};
 use tokio::sync::watch;
+use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 
 use super::node;
@@ -28,6 +34,27 @@ fn taints(layout: &NodeLayout) -> (Vec<String>, usize) {
     values.sort_unstable();
     values.dedup();
     (values, without)
+}
+
+/// A kubelet whose pods have a device plugin's GPUs, or not.
+struct Kubelet(Arc<AtomicBool>);
+
+#[tonic::async_trait]
+impl PodResourcesLister for Kubelet {
+    async fn list(
+        &self,
+        _: tonic::Request<wire::ListPodResourcesRequest>,
+    ) -> Result<tonic::Response<wire::ListPodResourcesResponse>, tonic::Status> {
+        let gpu = wire::ContainerDevices {
+            resource_name: "nvidia.com/gpu".to_owned(),
+            device_ids: vec!["GPU-0".to_owned()],
+        };
+        let other = wire::ContainerDevices { resource_name: "example.com/gpu".to_owned(), ..gpu.clone() };
+        let devices = if self.0.load(Ordering::SeqCst) { vec![other, gpu] } else { vec![other] };
+        let container = wire::ContainerResources { devices, ..wire::ContainerResources::default() };
+        let pod = wire::PodResources { containers: vec![container], ..wire::PodResources::default() };
+        Ok(tonic::Response::new(wire::ListPodResourcesResponse { pod_resources: vec![pod] }))
+    }
 }
 
 #[tokio::test]
@@ -53,7 +80,8 @@ async fn beside_a_rival_nothing_is_published_and_what_was_published_is_not_given
     };
     let (mut layout, mut trouble) = (channels.layout.subscribe(), channels.trouble.subscribe());
     let mut inventory = channels.inventory.subscribe();
-    let owner = Owner::new(node.plugin(&Fuse::none()).unwrap(), channels).unwrap();
+    let lead = Instances::join(&root.path().join("plugin")).unwrap().lead().await.unwrap();
+    let owner = Owner::new(node.plugin(&Fuse::none()).unwrap(), channels, lead).unwrap();
     let cancel = CancellationToken::new();
     let task = tokio::spawn(owner.run(cancel.clone()));
 
@@ -63,12 +91,13 @@ async fn beside_a_rival_nothing_is_published_and_what_was_published_is_not_given
     let told = tokio::time::timeout(LIMIT, trouble.wait_for(says("NVIDIA's device plugin hands out")));
     told.await.unwrap().unwrap();
     tokio::time::timeout(LIMIT, inventory.wait_for(Option::is_some)).await.unwrap().unwrap();
-    assert!(layout.borrow().is_none(), "nothing was published before it was there");
+    let empty = |layout: &Option<Arc<NodeLayout>>| layout.as_deref().is_some_and(|all| all.slices.is_empty());
+    tokio::time::timeout(LIMIT, layout.wait_for(empty)).await.unwrap().unwrap();
 
     // It is killed: its file stays.
     drop(plugin);
     let published =
-        tokio::time::timeout(LIMIT, layout.wait_for(Option::is_some)).await.unwrap().unwrap().clone();
+        tokio::time::timeout(LIMIT, layout.wait_for(|layout| !empty(layout))).await.unwrap().unwrap().clone();
     let (values, without) = taints(&published.unwrap());
     assert!(values.is_empty() && without > 0, "{values:?}");
     assert_eq!(*trouble.borrow_and_update(), None);
@@ -85,6 +114,26 @@ async fn beside_a_rival_nothing_is_published_and_what_was_published_is_not_given
         layout.as_deref().is_some_and(|layout| taints(layout).0.is_empty())
     };
     tokio::time::timeout(LIMIT, layout.wait_for(free)).await.unwrap().unwrap();
+
+    // Pods outlive the plugin that gave them their GPUs.
+    let kubelet = Kubelet(Arc::new(AtomicBool::new(true)));
+    let has = Arc::clone(&kubelet.0);
+    let listener = tokio::net::UnixListener::bind(root.path().join("pod-resources.sock")).unwrap();
+    let service = PodResourcesListerServer::new(kubelet);
+    let server = tonic::transport::Server::builder().add_service(service);
+    let server = tokio::spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
+    let look_again = |name: &str| std::fs::write(root.path().join("registry").join(name), "").unwrap();
+    look_again("one");
+    let tainted = |layout: &Option<Arc<NodeLayout>>| {
+        layout.as_deref().is_some_and(|layout| taints(layout) == (vec!["device-plugin".to_owned()], 0))
+    };
+    tokio::time::timeout(LIMIT, layout.wait_for(tainted)).await.unwrap().unwrap();
+    let told = tokio::time::timeout(LIMIT, trouble.wait_for(says("that a device plugin gave them")));
+    told.await.unwrap().unwrap();
+    has.store(false, Ordering::SeqCst);
+    look_again("two");
+    tokio::time::timeout(LIMIT, layout.wait_for(free)).await.unwrap().unwrap();
+    server.abort();
     cancel.cancel();
     task.await.unwrap();
 }

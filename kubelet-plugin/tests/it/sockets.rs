@@ -243,6 +243,10 @@ async fn what_stands_in_a_sockets_place_is_named_and_waited_for() {
         unserved(path).await;
         assert!(!served.task.is_finished());
         std::fs::remove_dir_all(path).unwrap();
+        // The socket of before is made anew too.
+        let mut known = served.plugin.registration();
+        let made = known.wait_for(|state| *state == Registration::Waiting);
+        tokio::time::timeout(LIMIT, made).await.unwrap().unwrap();
         register(&served).await;
         until("DRA socket", async || connect(&served.dra).await).await;
     }

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::io::Read as _;
 use std::process::{Child, Stdio};
+use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
@@ -59,10 +60,16 @@ impl Watch {
         kubectl.args(["get", "resourceslices", "--watch", "--output=json"]);
         let mut kubectl = kubectl.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
         let mut output = kubectl.stdout.take().context("kubectl has no output")?;
+        let (listed, has_listed) = mpsc::channel();
         let output = thread::spawn(move || {
-            let mut text = String::new();
-            output.read_to_string(&mut text).map(|_| text)
+            let mut text = vec![0];
+            // Only what is stored from here on is seen for certain.
+            output.read_exact(&mut text)?;
+            let _ = listed.send(());
+            output.read_to_end(&mut text)?;
+            String::from_utf8(text).map_err(std::io::Error::other)
         });
+        has_listed.recv_timeout(LIMIT).context("kubectl lists no slices")?;
         Ok(Self { kubectl, output })
     }
 
@@ -70,9 +77,17 @@ impl Watch {
         self.kubectl.kill()?;
         self.kubectl.wait()?;
         let text = self.output.join().map_err(|_| anyhow!("reading kubectl's output panicked"))??;
-        // The last one may be cut off.
-        let versions = serde_json::Deserializer::from_str(&text).into_iter::<ResourceSlice>();
-        Ok(versions.map_while(Result::ok).filter(|slice| slice.spec.driver == DRIVER).collect())
+        let mut versions = Vec::new();
+        for version in serde_json::Deserializer::from_str(&text).into_iter::<ResourceSlice>() {
+            match version {
+                Ok(version) => versions.push(version),
+                // The last one may be cut off.
+                Err(error) if error.is_eof() => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        versions.retain(|slice| slice.spec.driver == DRIVER);
+        Ok(versions)
     }
 }
 
