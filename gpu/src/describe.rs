@@ -2,6 +2,7 @@
 //! that the rest of the driver works with.
 
 use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,7 +19,15 @@ use crate::sysfs;
 /// hangs with the GPU.
 const BUDGET: Duration = Duration::from_secs(10);
 
-type Read = Result<Gpu, (Option<PciAddress>, Failure)>;
+type Read = Result<Gpu, Unread>;
+
+/// Why a GPU could not be read.
+enum Unread {
+    /// NVML says so; of which GPU, where that is known.
+    Failure(Option<PciAddress>, Failure),
+    /// A defect of this program.
+    Panicked,
+}
 
 /// Reads GPUs, each on a thread of its own: one that hangs hides no other.
 #[derive(Debug, Default)]
@@ -45,8 +54,20 @@ impl Reader {
             cuda_version: session.cuda_version().unwrap_or_default(),
             ..Inventory::default()
         };
+        let count = session.gpu_count()?;
+        let (session, roots) = (Arc::clone(session), roots.clone());
+        self.read_all(&mut inventory, count, move |index| describe(&session, &roots, index))?;
+        Ok(inventory)
+    }
+
+    fn read_all(
+        self: &Arc<Self>,
+        inventory: &mut Inventory,
+        count: u32,
+        describe: impl Fn(u32) -> Read + Clone + Send + 'static,
+    ) -> Result<(), Failure> {
         let (sender, receiver) = mpsc::channel();
-        let mut awaited: BTreeSet<u32> = (0..session.gpu_count()?).collect();
+        let mut awaited: BTreeSet<u32> = (0..count).collect();
         for index in awaited.clone() {
             if !self.hanging().insert(index) {
                 awaited.remove(&index);
@@ -54,10 +75,9 @@ impl Reader {
                 continue;
             }
             let read = {
-                let (reader, sender) = (Arc::clone(self), sender.clone());
-                let (session, roots) = (Arc::clone(session), roots.clone());
+                let (reader, sender, describe) = (Arc::clone(self), sender.clone(), describe.clone());
                 move || {
-                    let read = describe(&session, &roots, index);
+                    let read = caught(|| describe(index));
                     reader.hanging().remove(&index);
                     // Nobody listens any more to one that comes too late.
                     let _ = sender.send((index, read));
@@ -67,7 +87,7 @@ impl Reader {
                 // No more threads: without one of its own there is no budget.
                 self.hanging().remove(&index);
                 awaited.remove(&index);
-                add(&mut inventory, index, describe(session, roots, index))?;
+                add(inventory, index, caught(|| describe(index)))?;
             }
         }
         let deadline = Instant::now() + BUDGET;
@@ -75,17 +95,23 @@ impl Reader {
             let left = deadline.saturating_duration_since(Instant::now());
             let Ok((index, read)) = receiver.recv_timeout(left) else { break };
             awaited.remove(&index);
-            add(&mut inventory, index, read)?;
+            add(inventory, index, read)?;
         }
         inventory.unreadable.extend(awaited.into_iter().map(unanswered));
         inventory.unreadable.sort_by_key(|unreadable| unreadable.index);
         inventory.gpus.sort_by_key(|gpu| gpu.pci);
-        Ok(inventory)
+        Ok(())
     }
 
     fn hanging(&self) -> MutexGuard<'_, BTreeSet<u32>> {
         self.hanging.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// A panic is an error of that one reading: the next one tries again. What a
+/// reading shares with others is caches whose locks forgive it.
+fn caught(read: impl FnOnce() -> Read) -> Read {
+    catch_unwind(AssertUnwindSafe(read)).unwrap_or(Err(Unread::Panicked))
 }
 
 fn unanswered(index: u32) -> UnreadableGpu {
@@ -103,11 +129,20 @@ fn add(inventory: &mut Inventory, index: u32, read: Read) -> Result<(), Failure>
         Ok(gpu) => inventory.gpus.push(gpu),
         // The driver went away under the listing: what is left would look as
         // if every GPU were lost.
-        Err((_, failure)) if failure.driver_is_gone() => return Err(failure),
-        Err((pci, failure)) => {
-            let error = match pci {
-                Some(pci) => format!("the GPU at {pci} could not be read: {failure}"),
-                None => format!("GPU {index} could not be read: {failure}"),
+        Err(Unread::Failure(_, failure)) if failure.driver_is_gone() => return Err(failure),
+        Err(unread) => {
+            let (pci, error) = match unread {
+                Unread::Failure(Some(pci), failure) => {
+                    (Some(pci), format!("the GPU at {pci} could not be read: {failure}"))
+                }
+                Unread::Failure(None, failure) => (None, format!("GPU {index} could not be read: {failure}")),
+                Unread::Panicked => (
+                    None,
+                    format!(
+                        "GPU {index} could not be read: an internal error of this program, to be reported with \
+                         its log; the GPU is read again soon"
+                    ),
+                ),
             };
             inventory.unreadable.push(UnreadableGpu { index, pci, error });
         }
@@ -116,9 +151,9 @@ fn add(inventory: &mut Inventory, index: u32, read: Read) -> Result<(), Failure>
 }
 
 fn describe(session: &Session, roots: &Roots, index: u32) -> Read {
-    let handle = session.gpu_by_index(index).map_err(|failure| (None, failure))?;
-    let pci = handle.pci().map_err(|failure| (None, failure))?;
-    read(session, roots, pci, &handle).map_err(|failure| (Some(pci), failure))
+    let handle = session.gpu_by_index(index).map_err(|failure| Unread::Failure(None, failure))?;
+    let pci = handle.pci().map_err(|failure| Unread::Failure(None, failure))?;
+    read(session, roots, pci, &handle).map_err(|failure| Unread::Failure(Some(pci), failure))
 }
 
 fn read(session: &Session, roots: &Roots, pci: PciAddress, gpu: &nvml::Gpu<'_>) -> Result<Gpu, Failure> {
@@ -214,4 +249,47 @@ fn published(pci: PciAddress, profiles: &GpuProfiles, board: Bytes) -> Vec<Profi
         });
     }
     named
+}
+
+#[cfg(test)]
+mod tests {
+    use kerf_dra_driver::inventory::Architecture;
+
+    use super::*;
+
+    fn gpu(index: u32) -> Gpu {
+        Gpu {
+            pci: PciAddress { domain: 0, bus: u8::try_from(index).unwrap(), device: 0, function: 0 },
+            minor: index,
+            uuid: format!("GPU-{index}"),
+            product: "a GPU".to_owned(),
+            brand: "a brand".to_owned(),
+            architecture: Architecture::Hopper,
+            compute_capability: (9, 0),
+            memory: Bytes::from_mib(81559),
+            addressing_mode: None,
+            numa_node: None,
+            pcie_root: None,
+            vgpu_guest: false,
+            mig: None,
+        }
+    }
+
+    #[test]
+    fn a_panic_is_an_error_of_that_reading_and_of_that_gpu_only() {
+        let reader = Arc::new(Reader::default());
+        let began = Instant::now();
+        let mut broken = Inventory::default();
+        let panics = |index| if index == 1 { panic!("a defect, staged") } else { Ok(gpu(index)) };
+        reader.read_all(&mut broken, 3, panics).unwrap();
+        assert_eq!(broken.gpus.iter().map(|gpu| gpu.minor).collect::<Vec<_>>(), [0, 2]);
+        assert_eq!(broken.unreadable.len(), 1);
+        assert!(broken.unreadable[0].error.contains("GPU 1 could not be read: an internal error"));
+        assert!(began.elapsed() < BUDGET, "a panic is not waited for");
+
+        let mut next = Inventory::default();
+        reader.read_all(&mut next, 3, |index| Ok(gpu(index))).unwrap();
+        assert_eq!(next.gpus.len(), 3);
+        assert_eq!(next.unreadable, []);
+    }
 }
