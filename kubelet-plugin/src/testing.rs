@@ -227,7 +227,8 @@ impl Fuse {
         self.dead.load(Ordering::SeqCst)
     }
 
-    fn run<T, E>(&self, died: impl Fn() -> E, call: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+    /// Makes a call as the process: it is killed with the fatal one.
+    pub fn run<T, E>(&self, died: impl Fn() -> E, call: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         if self.is_dead() {
             return Err(died());
         }

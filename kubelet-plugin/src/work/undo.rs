@@ -30,6 +30,7 @@ impl Work {
         if let Some(more) = missing(&own, gpus, uid) {
             return Ok(Outcome::NeedsGpus(more));
         }
+        let removed = !own.is_empty();
         for entry in own {
             self.undo(entry, &entries)?;
         }
@@ -37,6 +38,7 @@ impl Work {
             self.cdi.remove(uid)?;
             self.store.release_quarantine(uid)?;
         }
+        self.store.settle_removals(removed)?;
         Ok(Outcome::Done(()))
     }
 

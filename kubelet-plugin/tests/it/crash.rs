@@ -9,7 +9,7 @@ use super::{node, pci, prepare, unprepare, whole};
 
 /// Every shape of work: outputs only, one partition, several on two GPUs, a
 /// mode change in either direction.
-fn scenarios() -> Vec<(&'static str, Vec<(&'static str, DeviceName)>)> {
+pub(crate) fn scenarios() -> Vec<(&'static str, Vec<(&'static str, DeviceName)>)> {
     vec![
         ("a whole GPU", vec![("gpu", whole(3))]),
         ("a partition", vec![("mig", partition(pci(1), "1g.10gb", 4))]),
@@ -27,7 +27,7 @@ fn scenarios() -> Vec<(&'static str, Vec<(&'static str, DeviceName)>)> {
     ]
 }
 
-fn instances(node: &Node) -> Vec<GpuInstance> {
+pub(crate) fn instances(node: &Node) -> Vec<GpuInstance> {
     let machine = node.machine.lock().unwrap();
     (1..=4).flat_map(|bus| machine.instances(pci(bus))).collect()
 }

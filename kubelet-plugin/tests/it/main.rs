@@ -5,9 +5,11 @@
 
 mod crash;
 mod events;
+mod failing;
 mod in_the_way;
 mod instances;
 mod outputs;
+mod power;
 mod prepare;
 mod reconcile;
 mod rivals;

@@ -56,7 +56,7 @@ impl PodResourcesLister for Kubelet {
 }
 
 /// Serves the socket of a kubelet whose pods use these claims.
-fn kubelet(
+pub(crate) fn kubelet(
     root: &tempfile::TempDir,
     used: Vec<&'static str>,
     meanwhile: impl Fn() + Send + Sync + 'static,
@@ -67,7 +67,7 @@ fn kubelet(
     tokio::spawn(server.serve_with_incoming(UnixListenerStream::new(listener)))
 }
 
-async fn minutes(minutes: u64) {
+pub(crate) async fn minutes(minutes: u64) {
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(minutes * 60)).await;
     tokio::time::resume();
