@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use kerf_dra_driver::names::{ClaimUid, PciAddress};
 use rustix::fs::{FlockOperation, flock};
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
+use tracing::warn;
 
 /// The locks of a node.
 #[derive(Debug)]
@@ -54,7 +55,8 @@ pub(crate) struct Held {
 // this process finds it free.
 #[derive(Debug)]
 struct Lock {
-    _file: LockFile,
+    #[cfg_attr(not(test), expect(dead_code, reason = "it unlocks when it is dropped"))]
+    file: LockFile,
     _mutex: OwnedMutexGuard<()>,
 }
 
@@ -85,6 +87,9 @@ impl Locks {
             Err(error) => return Err(error.into()),
         };
         flock(&instance, FlockOperation::LockShared)?;
+        if let Err(error) = remove_left(&folder) {
+            warn!(%error, "lock files of killed processes cannot be removed; they take space and nothing else");
+        }
         Ok(Self { folder, mutexes: Mutex::default(), _instance: instance, alone })
     }
 
@@ -134,7 +139,7 @@ impl Locks {
             };
             // Removed by its former holder while it was waited for.
             if file.metadata()?.nlink() > 0 {
-                return Ok((Lock { _file: LockFile { _file: file, remove }, _mutex: guard }, waited));
+                return Ok((Lock { file: LockFile { _file: file, remove }, _mutex: guard }, waited));
             }
         }
     }
@@ -148,6 +153,31 @@ impl Locks {
     }
 }
 
+/// Removes the claims' lock files that nobody holds: a killed process leaves
+/// its own, and its claims may never come back. GPUs do, and are few.
+fn remove_left(folder: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let (name, path) = entry.map(|entry| (entry.file_name(), entry.path()))?;
+        let is_of_claim = name.to_str().is_some_and(|name| name.starts_with("claim-"));
+        if !is_of_claim {
+            continue;
+        }
+        let file = match OpenOptions::new().write(true).open(&path) {
+            // Its holder was done with it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            file => file?,
+        };
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            // Only who holds a file removes it: with a link left, this is the
+            // one that has the name. Who waits for it meanwhile notices.
+            Ok(()) if file.metadata()?.nlink() > 0 => std::fs::remove_file(&path)?,
+            Ok(()) | Err(rustix::io::Errno::WOULDBLOCK) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
 fn open(path: &Path) -> io::Result<File> {
     let open = || OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path);
     match (open(), path.parent()) {
@@ -157,5 +187,86 @@ fn open(path: &Path) -> io::Result<File> {
             open()
         }
         (opened, _) => opened,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    use super::*;
+
+    fn uid(text: &str) -> ClaimUid {
+        text.parse().unwrap()
+    }
+
+    /// As a killed process lets go: the kernel unlocks, nobody removes.
+    fn kill(mut held: Held) {
+        for lock in &mut held.locks {
+            lock.file.remove = None;
+        }
+    }
+
+    fn files(folder: &Path) -> Vec<String> {
+        let entries = std::fs::read_dir(folder).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort_unstable();
+        names
+    }
+
+    #[tokio::test]
+    async fn a_start_removes_lock_files_of_claims_that_nobody_holds_and_no_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let gpu = PciAddress { domain: 0, bus: 1, device: 0, function: 0 };
+        let first = Locks::open(folder.path().to_owned()).unwrap();
+        kill(first.claim(&uid("left")).await.unwrap());
+        kill(first.gpus(&BTreeSet::from([gpu])).await.unwrap());
+        let held = first.claim(&uid("held")).await.unwrap();
+        let second = Locks::open(folder.path().to_owned()).unwrap();
+        let kept = ["claim-held.lock", "gpu-0000-01-00-0.lock", "instance.lock"];
+        assert_eq!(files(folder.path()), kept);
+        // The name is still that of the lock that is held.
+        let mut waiting = tokio::spawn(async move { second.claim(&uid("held")).await.unwrap().waited });
+        let early = tokio::time::timeout(Duration::from_millis(200), &mut waiting).await;
+        assert!(early.is_err(), "two have the claim");
+        drop(held);
+        assert!(waiting.await.unwrap());
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn starts_never_let_two_have_a_claim() {
+        let folder = tempfile::tempdir().unwrap();
+        let (busy, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let mut workers = tokio::task::JoinSet::new();
+        for worker in 0..3 {
+            let (path, busy) = (folder.path().to_owned(), Arc::clone(&busy));
+            workers.spawn(async move {
+                for turn in 0..300 {
+                    let locks = Locks::open(path.clone()).unwrap();
+                    let held = locks.claim(&uid("c")).await.unwrap();
+                    assert!(!busy.swap(true, Ordering::SeqCst), "two have the claim");
+                    tokio::task::yield_now().await;
+                    busy.store(false, Ordering::SeqCst);
+                    if (turn + worker) % 2 == 0 {
+                        kill(held);
+                    }
+                }
+            });
+        }
+        let starts = tokio::task::spawn_blocking({
+            let (path, done) = (folder.path().to_owned(), Arc::clone(&done));
+            move || {
+                while !done.load(Ordering::SeqCst) {
+                    Locks::open(path.clone()).unwrap();
+                }
+            }
+        });
+        while let Some(ended) = workers.join_next().await {
+            ended.unwrap();
+        }
+        done.store(true, Ordering::SeqCst);
+        starts.await.unwrap();
     }
 }
