@@ -235,7 +235,7 @@ impl Store {
         if !removed {
             self.disk.sync(&self.claims).map_err(failed)?;
         }
-        // As a rule there is no such folder.
+        // As a rule nothing has changed there, and there is nothing to wait for.
         self.disk.sync(&self.quarantine).map_err(failed)
     }
 

@@ -396,9 +396,9 @@ async fn the_disk_is_waited_for_as_often_as_a_power_cut_demands_and_not_more() {
     // Intent, completion.
     prepare(&plugin, "mig").await.unwrap();
     assert_eq!(waits(), [".mig-uid", ".mig-uid"]);
-    // What is gone stays gone.
+    // What is gone stays gone. A folder in which nothing changed costs nothing.
     unprepare(&plugin, "gpu").await.unwrap();
-    assert_eq!(waits(), ["claims"]);
+    assert_eq!(waits(), ["claims", "quarantine"]);
 }
 
 #[tokio::test]
