@@ -40,7 +40,7 @@ struct Killed {
 
 /// Sets a node up with a foreign instance beside the claim's place.
 fn set_up(devices: &[(&'static str, DeviceName)]) -> Killed {
-    let root = tempfile::tempdir().unwrap();
+    let root = super::in_memory();
     let node = node(&root);
     node.machine.lock().unwrap().make_foreign(pci(1), 19, 0, true);
     node.machine.lock().unwrap().make_foreign(pci(1), 19, 1, false);

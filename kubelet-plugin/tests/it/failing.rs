@@ -152,7 +152,7 @@ async fn attempt(plugin: &Plugin, work: Work) -> Result<(), String> {
 
 /// One attempt on a disk that fails; whether it failed at all.
 async fn fails_once(devices: &Devices, work: Work, broken: Broken, at: usize, stays: bool) -> bool {
-    let root = tempfile::tempdir().unwrap();
+    let root = super::in_memory();
     let node = node(&root);
     let disk = PowerDisk::new(&node.root, &Left::new());
     let before = plugin(&node, disk.until(&Fuse::none()), &Fuse::none()).unwrap();

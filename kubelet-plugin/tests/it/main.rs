@@ -28,6 +28,13 @@ fn whole(bus: u8) -> DeviceName {
     DeviceName::whole(pci(bus))
 }
 
+/// A folder whose syncs cost nothing, where the machine has such: thousands of
+/// nodes are set up in these tests, and what a sync is for is modelled.
+fn in_memory() -> tempfile::TempDir {
+    let memory = std::path::Path::new("/dev/shm");
+    if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap()
+}
+
 /// Two GPUs that partitions are made on, and two that are used whole.
 fn node(root: &tempfile::TempDir) -> Node {
     let gpus = vec![

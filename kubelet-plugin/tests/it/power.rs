@@ -88,7 +88,7 @@ pub(crate) fn elsewhere(devices: &Devices) -> Devices {
 async fn wrecks(devices: &Devices, work: Work) -> BTreeSet<Wreck> {
     let mut wrecks = BTreeSet::new();
     for call in 0.. {
-        let root = tempfile::tempdir().unwrap();
+        let root = super::in_memory();
         let node = node(&root);
         let disk = PowerDisk::new(&node.root, &Left::new());
         let before = plugin(&node, disk.until(&Fuse::none()), &Fuse::none()).unwrap();
@@ -147,7 +147,7 @@ struct Rebooted {
 
 impl Rebooted {
     fn new(wreck: &Wreck, mode: Mode, foreign: Foreign) -> Self {
-        let root = tempfile::tempdir().unwrap();
+        let root = super::in_memory();
         let node = node(&root);
         node.boot("boot-2").unwrap();
         let mut machine = node.machine.lock().unwrap();
