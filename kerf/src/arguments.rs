@@ -2,7 +2,7 @@
 //! environment too, under the name its help shows.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand};
 use kerf_dra_driver::hardware::DriverLink;
@@ -119,7 +119,7 @@ pub(crate) struct HookArguments {
     /// everybody must be able to pass through the folders: pods with a user
     /// namespace (`hostUsers: false`) start it as nobody. The kubelet's own
     /// folders are closed to others.
-    #[arg(long, env = "HOOK_ROOT", default_value = "/var/lib/kerf")]
+    #[arg(long, env = "HOOK_ROOT", default_value = "/var/lib/kerf", value_parser = hook_root)]
     pub(crate) hook_root: PathBuf,
 }
 
@@ -224,6 +224,17 @@ pub(crate) struct NodeArguments {
     pub(crate) log_level: String,
 }
 
+/// A folder that a dynamic loader takes as one: it splits lists of folders at `:`
+/// and `;`, and replaces what begins with `$`.
+fn hook_root(text: &str) -> Result<PathBuf, String> {
+    let path = Path::new(text);
+    let is_plain = path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+    if !path.is_absolute() || path.parent().is_none() || !is_plain || text.contains([':', ';', '$']) {
+        return Err("it is not an absolute path of a folder without `..`, `:`, `;` and `$`".to_owned());
+    }
+    Ok(path.to_owned())
+}
+
 /// A part of a socket's name.
 fn instance(text: &str) -> Result<String, String> {
     let is_good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
@@ -253,6 +264,16 @@ mod tests {
 
     fn parse(node: &str) -> Result<Arguments, String> {
         Arguments::try_parse_from(["kerf", "node", "--node-name", node]).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_hooks_folder_is_one_that_a_loader_understands() {
+        for good in ["/var/lib/kerf", "/home/kubernetes/bin/kerf/", "/with space"] {
+            assert!(hook_root(good).is_ok(), "{good}");
+        }
+        for bad in ["", "/", "rel", "/a/../b", "/a:b", "/a;b", "/$LIB/x"] {
+            assert!(hook_root(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

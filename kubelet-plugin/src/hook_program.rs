@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use tracing::{info, warn};
 
-use self::copy::{is_intact, is_there, write};
+use self::copy::{Part, is_intact, is_there, write};
 
 const PROGRAM: &str = "kerf";
 const SUBCOMMAND: &str = "cdi-hook";
@@ -38,7 +38,9 @@ pub struct HookProgram {
     /// The name of this copy's folder.
     pub(crate) copy: String,
     /// Its files, and of what they are copies.
-    pub(crate) parts: BTreeMap<String, PathBuf>,
+    pub(crate) parts: BTreeMap<String, Part>,
+    /// What all of them have together, see [`copy::content`].
+    pub(crate) content: u64,
     /// What the container runtime runs.
     pub(crate) path: String,
     /// Its arguments, its own name first.
@@ -48,8 +50,8 @@ pub struct HookProgram {
 /// Why a hook's program is not where CDI specs say.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "the program of the CDI hook cannot be put into {}: every container with a GPU starts it; make room there, or \
-     name another folder that is writable and not mounted `noexec` with --hook-root (chart value hookRoot)",
+    "the program of the CDI hook, which every container with a GPU starts, cannot be put into {}; that must be a \
+     folder that is writable, has 40 MB free and is not mounted `noexec` (--hook-root, chart value hookRoot)",
     folder.display()
 )]
 pub struct HookProgramError {
@@ -73,12 +75,22 @@ impl HookProgram {
         let mut parts = libraries(&maps, &std::env::current_exe()?);
         parts.insert(PROGRAM.to_owned(), PathBuf::from("/proc/self/exe"));
         let content = copy::content(parts.iter().map(|(name, path)| (name, path.as_path())))?;
-        let copy = format!("{PROGRAM}-{}-{content:016x}", env!("CARGO_PKG_VERSION"));
-        Ok(Self::of(copies, copy, parts))
+        let part =
+            |path: PathBuf| -> io::Result<Part> { Ok(Part { length: fs::metadata(&path)?.len(), path }) };
+        let parts =
+            parts.into_iter().map(|(name, path)| Ok((name, part(path)?))).collect::<io::Result<_>>()?;
+        Ok(Self::of(copies, content, parts))
+    }
+
+    /// A program without files, for tests of what names it.
+    #[cfg(feature = "testing")]
+    pub(crate) fn of_nothing(copies: PathBuf) -> Self {
+        Self::of(copies, copy::content(std::iter::empty()).unwrap_or_default(), BTreeMap::new())
     }
 
     /// How the parts of a copy are started.
-    fn of(copies: PathBuf, copy: String, parts: BTreeMap<String, PathBuf>) -> Self {
+    fn of(copies: PathBuf, content: u64, parts: BTreeMap<String, Part>) -> Self {
+        let copy = format!("{PROGRAM}-{}-{content:016x}", env!("CARGO_PKG_VERSION"));
         let folder = copies.join(&copy);
         let in_folder = |name: &str| folder.join(name).display().to_string();
         let (path, arguments) = match parts.keys().find(|name| name.starts_with("ld-")) {
@@ -94,7 +106,7 @@ impl HookProgram {
             ),
             None => (in_folder(PROGRAM), vec![PROGRAM.to_owned(), SUBCOMMAND.to_owned()]),
         };
-        Self { copies, copy, parts, path, arguments }
+        Self { copies, copy, parts, content, path, arguments }
     }
 
     /// Makes the copy where it is not there: before a spec names it.
@@ -107,11 +119,11 @@ impl HookProgram {
         let folder = self.copies.join(&self.copy);
         // Of when another version was here in between.
         let _ = fs::remove_file(folder.join(FORMER));
-        if is_intact(&folder, &self.parts) { Ok(()) } else { self.install() }
+        if is_intact(&folder, &self.parts, self.content) { Ok(()) } else { self.install() }
     }
 
     fn install(&self) -> Result<(), HookProgramError> {
-        write(&self.copies, &self.copy, &self.parts)
+        write(&self.copies, &self.copy, &self.parts, self.content)
             .map_err(|source| HookProgramError { folder: self.copies.clone(), source })?;
         info!(folder = %self.copies.join(&self.copy).display(), "the hook's program is in place");
         Ok(())
@@ -267,10 +279,39 @@ mod tests {
     fn a_copy_that_cannot_be_made_is_an_error_that_leaves_nothing() {
         let folder = tempfile::tempdir().expect("a folder");
         let mut hook = HookProgram::of_this_process(folder.path().to_owned()).expect("a program");
-        hook.parts.insert("libzz.so".to_owned(), folder.path().join("nowhere"));
+        hook.parts.insert("libzz.so".to_owned(), Part { path: folder.path().join("nowhere"), length: 1 });
         let error = hook.ensure().expect_err("a file is missing");
         assert!(error.to_string().contains("--hook-root"), "{error}");
         assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0, "a draft is left");
+    }
+
+    #[test]
+    fn files_that_were_replaced_since_the_start_make_no_copy() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let library = folder.path().join("libx.so");
+        fs::write(&library, "old").expect("a file");
+        let copies = folder.path().join("copies");
+        let name = "libx.so".to_owned();
+        let content = copy::content([(&name, library.as_path())].into_iter()).expect("content");
+        let parts = BTreeMap::from([(name, Part { path: library.clone(), length: 3 })]);
+        let hook = HookProgram::of(copies.clone(), content, parts);
+        fs::write(&library, "new").expect("a file");
+        let error = hook.ensure().expect_err("another file");
+        assert!(error.source.to_string().contains("restart kerf"), "{error:?}");
+        assert_eq!(fs::read_dir(&copies).expect("a folder").count(), 0, "a draft is left");
+        fs::write(&library, "old").expect("a file");
+        hook.ensure().expect("a copy");
+    }
+
+    #[test]
+    fn what_a_link_leads_to_stays_as_it_is() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [target, link] = ["target", "link"].map(|name| folder.path().join(name));
+        fs::create_dir(&target).expect("a folder");
+        fs::set_permissions(&target, fs::Permissions::from_mode(0o700)).expect("only for the owner");
+        symlink(&target, &link).expect("a link");
+        installed(&link);
+        assert_eq!(fs::metadata(&target).expect("a folder").permissions().mode() & 0o7777, 0o700);
     }
 
     #[test]
@@ -280,7 +321,7 @@ mod tests {
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| installed(folder.path()))).collect();
             for thread in threads {
                 let hook = thread.join().expect("no panic");
-                assert!(is_intact(&hook.copies.join(&hook.copy), &hook.parts));
+                assert!(is_intact(&hook.copies.join(&hook.copy), &hook.parts, hook.content));
             }
         });
         assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1, "a draft is left");
@@ -330,12 +371,14 @@ mod tests {
         let found = libraries(maps, Path::new("/usr/bin/kerf"));
         let names: Vec<_> = found.keys().map(String::as_str).collect();
         assert_eq!(names, ["ld-linux-x86-64.so.2", "libc.so.6"]);
-        let hook = HookProgram::of("/p/bin".into(), "kerf-1".to_owned(), found);
-        assert_eq!(hook.path, "/p/bin/kerf-1/ld-linux-x86-64.so.2");
-        let expected =
-            ["ld-linux-x86-64.so.2", "--library-path", "/p/bin/kerf-1", "/p/bin/kerf-1/kerf", "cdi-hook"];
+        let parts = found.into_iter().map(|(name, path)| (name, Part { path, length: 1 })).collect();
+        let hook = HookProgram::of("/p/bin".into(), 1, parts);
+        let folder = format!("/p/bin/kerf-{}-0000000000000001", env!("CARGO_PKG_VERSION"));
+        assert_eq!(hook.path, format!("{folder}/ld-linux-x86-64.so.2"));
+        let program = format!("{folder}/kerf");
+        let expected = ["ld-linux-x86-64.so.2", "--library-path", &folder, &program, "cdi-hook"];
         assert_eq!(hook.arguments, expected);
-        let hook = HookProgram::of("/p/bin".into(), "kerf-1".to_owned(), BTreeMap::new());
-        assert_eq!((hook.path.as_str(), hook.arguments.len()), ("/p/bin/kerf-1/kerf", 2));
+        let hook = HookProgram::of("/p/bin".into(), 1, BTreeMap::new());
+        assert_eq!((hook.path, hook.arguments.len()), (program, 2));
     }
 }

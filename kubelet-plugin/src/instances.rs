@@ -77,7 +77,7 @@ impl Instances {
     pub fn join(plugin_dir: &Path) -> Result<Self, ServeError> {
         let folder = plugin_dir.join("state/instances");
         let own = Numbered::draw(&folder).map_err(|source| unusable(&folder, source))?;
-        let events = SocketFolders::new(vec![folder.clone()])?;
+        let events = SocketFolders::new(vec![folder.clone()]);
         Ok(Self { folder, own, events })
     }
 
@@ -153,7 +153,8 @@ impl Numbered {
             highest = highest.max(number);
             let path = folder.join(number.to_string());
             if living(&path)?.is_none() {
-                fs::remove_file(path)?;
+                // What stays is not alive the next time either.
+                let _ = fs::remove_file(path);
             }
         }
         let number = highest.saturating_add(1);
@@ -175,7 +176,13 @@ impl Numbered {
 fn numbers(folder: &Path) -> io::Result<Vec<u64>> {
     let mut numbers = Vec::new();
     for entry in fs::read_dir(folder)? {
-        numbers.extend(entry?.file_name().to_str().and_then(|name| name.parse::<u64>().ok()));
+        let entry = entry?;
+        let name = entry.file_name();
+        let number = name.to_str().and_then(|name| name.parse::<u64>().ok());
+        // Names that are written otherwise are nobody's, and so are folders.
+        let is_written_so = |number: &u64| name == *number.to_string();
+        let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
+        numbers.extend(number.filter(is_written_so).filter(|_| is_file));
     }
     Ok(numbers)
 }

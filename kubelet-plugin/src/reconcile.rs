@@ -60,7 +60,7 @@ impl Plugin {
     /// know what its successor set aside.
     pub async fn follow(&self, others: Others, cancel: CancellationToken) {
         let follow = async {
-            let mut folders = SocketFolders::new(self.inner.work.store.folders().to_vec())?;
+            let mut folders = SocketFolders::new(self.inner.work.store.folders().to_vec());
             loop {
                 folders.watch()?;
                 if others.are_there() {

@@ -28,6 +28,8 @@ use crate::socket::{SocketFolders, knock};
 
 /// The pause before somebody is looked at again who tells nobody of his end.
 const PAUSE: Duration = Duration::from_secs(10);
+/// More than these say nothing more.
+const MOST: usize = 16;
 /// Whoever closes connections at once is not asked in a loop.
 const SPACING: Duration = Duration::from_secs(1);
 
@@ -126,12 +128,17 @@ impl RivalFolders {
             name if of(name, DriverName::DEFAULT) => Some(RivalKind::OtherDriver),
             _ => None,
         };
-        let plugin = |name: &str| name.starts_with("nvidia").then_some(RivalKind::DevicePlugin);
+        // Of NVIDIA's, of those that stand in for it, and of GKE's.
+        let is_plugin = |name: &str| name.starts_with("nvidia-") || name.starts_with("nvidiaGPU");
+        let plugin = |name: &str| is_plugin(name).then_some(RivalKind::DevicePlugin);
         let mut candidates = found(&self.registry, driver)?;
         candidates.extend(found(&self.device_plugins, plugin)?);
         candidates.sort();
         let mut answering = Vec::new();
         for rival in candidates {
+            if answering.len() == MOST {
+                break;
+            }
             if let Some(connection) = knock(&rival.socket)? {
                 answering.push((rival, connection));
             }
@@ -192,7 +199,7 @@ async fn follow(
     ours: &DriverName,
     rivals: &watch::Sender<Option<Arc<[Rival]>>>,
 ) -> Result<(), ServeError> {
-    let mut watched = SocketFolders::new(vec![folders.registry.clone(), folders.device_plugins.clone()])?;
+    let mut watched = SocketFolders::new(vec![folders.registry.clone(), folders.device_plugins.clone()]);
     loop {
         watched.watch()?;
         let failed = |source| ServeError::Rivals { path: folders.registry.clone(), source };
@@ -227,7 +234,7 @@ fn tell(rivals: &watch::Sender<Option<Arc<[Rival]>>>, found: Vec<Rival>) {
     rivals.send_if_modified(|last| {
         let changed = last.as_deref() != Some(&found);
         if changed {
-            for rival in &found {
+            for rival in found.iter().filter(|rival| last.iter().all(|last| !last.contains(rival))) {
                 warn!(rival = %rival, "somebody else hands out the GPUs");
             }
             *last = Some(found.into());

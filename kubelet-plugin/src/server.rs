@@ -171,7 +171,7 @@ impl Plugin {
     }
 
     async fn keep_served(&self, sockets: &mut Sockets, paths: &SocketPaths) -> Result<(), ServeError> {
-        let mut folders = SocketFolders::new(self.socket_folders())?;
+        let mut folders = SocketFolders::new(self.socket_folders());
         let mut state = self.registration();
         let mut deadline = Instant::now() + REGISTRATION_TIME;
         loop {

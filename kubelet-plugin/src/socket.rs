@@ -14,6 +14,7 @@ use inotify::{EventStream, Inotify, WatchMask};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use tokio::net::UnixListener;
+use tracing::warn;
 
 use crate::disk::{Files, HostFiles};
 use crate::server::ServeError;
@@ -33,10 +34,13 @@ pub struct SocketFile {
 
 impl SocketFile {
     /// Binds a socket. What another process left or made there is replaced: a
-    /// file, or an empty folder.
+    /// file, or an empty folder; not a socket on which it still answers.
     pub fn bind(path: &Path) -> Result<(UnixListener, Self), ServeError> {
         let folder = path.parent().unwrap_or(Path::new("/"));
         let bind = || {
+            if knock(path)?.is_some() {
+                return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process serves it"));
+            }
             // One that a killed process left would refuse the bind.
             match HostFiles.remove(path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -103,26 +107,31 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
     fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
+/// How often folders are looked at that cannot be watched: a user may have only
+/// so many inotify instances and watches.
+const UNWATCHED: Duration = Duration::from_secs(2);
+
 /// The folders of sockets, and what happens to the files in them.
 #[derive(Debug)]
 pub struct SocketFolders {
     folders: Vec<PathBuf>,
-    events: EventStream<[u8; 4096]>,
+    events: Option<EventStream<[u8; 4096]>>,
 }
 
 impl SocketFolders {
     /// Some folders, not watched yet.
-    pub fn new(folders: Vec<PathBuf>) -> Result<Self, ServeError> {
-        match Inotify::init().and_then(|inotify| inotify.into_event_stream([0; 4096])) {
-            Ok(events) => Ok(Self { folders, events }),
-            Err(source) => Err(unwatched(folders.first(), source)),
-        }
+    pub fn new(folders: Vec<PathBuf>) -> Self {
+        let events = Inotify::init().and_then(|inotify| inotify.into_event_stream([0; 4096]));
+        let events = events.inspect_err(|error| {
+            warn!(%error, "folders of sockets are looked at on a timer, as they cannot be watched");
+        });
+        Self { folders, events: events.ok() }
     }
 
     /// Waits until something happens in folders, at most for a while.
     pub async fn changed_within(most: Duration, folders: Vec<PathBuf>) {
         let changed = async {
-            let mut folders = Self::new(folders)?;
+            let mut folders = Self::new(folders);
             folders.watch()?;
             folders.changed().await
         };
@@ -144,18 +153,31 @@ impl SocketFolders {
             | WatchMask::MOVED_TO
             | WatchMask::DELETE_SELF
             | WatchMask::MOVE_SELF;
-        let mut watches = self.events.watches();
+        let Some(events) = &mut self.events else { return Ok(()) };
+        let mut watches = events.watches();
         for folder in &self.folders {
             // One that is watched already stays so.
-            in_folder(folder, || watches.add(folder, mask))
-                .map_err(|source| unwatched(Some(folder), source))?;
+            match in_folder(folder, || watches.add(folder, mask)) {
+                Ok(_) => {}
+                // All watches of the user are taken.
+                Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                    warn!(folder = %folder.display(), "the folder is looked at on a timer, as no watch is left");
+                    self.events = None;
+                    return Ok(());
+                }
+                Err(source) => return Err(unwatched(Some(folder), source)),
+            }
         }
         Ok(())
     }
 
     /// Returns when something happened in the folders, or to them.
     pub async fn changed(&mut self) -> Result<(), ServeError> {
-        let source = match self.events.next().await {
+        let Some(events) = &mut self.events else {
+            tokio::time::sleep(UNWATCHED).await;
+            return Ok(());
+        };
+        let source = match events.next().await {
             Some(Ok(_)) => return Ok(()),
             Some(Err(source)) => source,
             None => io::ErrorKind::UnexpectedEof.into(),

@@ -635,13 +635,7 @@ impl Node {
             cdi_dir: self.root.join("cdi"),
             pod_resources_socket: self.root.join("pod-resources.sock"),
             extra_mounts: Vec::new(),
-            hook: HookProgram {
-                copies: self.root.join("hook"),
-                copy: "kerf-now".to_owned(),
-                parts: BTreeMap::new(),
-                path: self.root.join("hook/kerf-now/kerf").display().to_string(),
-                arguments: vec!["kerf".to_owned(), "cdi-hook".to_owned()],
-            },
+            hook: HookProgram::of_nothing(self.root.join("hook")),
             proc_root: self.root.join("proc"),
         }
     }

@@ -108,6 +108,8 @@ impl Work {
         if claim.allocation.is_empty() {
             return Ok(Outcome::Done(Vec::new()));
         }
+        // What the spec will need, before hardware is changed for it.
+        self.hook.ensure()?;
         let inventory = self.fresh(&claim.gpus(), known)?;
         let situation = Situation {
             settings: &self.settings,

@@ -29,7 +29,10 @@ pub(crate) async fn keep(
         let published_reason = published.borrow_and_update().missing();
         reasons.extend(match *standing.borrow_and_update() {
             Standing::Leading => published_reason,
-            Standing::Waiting => Some("another instance on this node still publishes".to_owned()),
+            Standing::Waiting => Some(
+                "publishing has not begun: the node's former instance may not have handed over yet"
+                    .to_owned(),
+            ),
             // It serves until it is ended: its successor may be about to fail.
             Standing::Overtaken => None,
         });

@@ -51,7 +51,7 @@ async fn keep_answering(
     path: &Path,
     status: &(impl Fn() -> Answer + Send + Sync),
 ) -> Result<(), ServeError> {
-    let mut folders = SocketFolders::new(vec![plugin_dir.to_owned()])?;
+    let mut folders = SocketFolders::new(vec![plugin_dir.to_owned()]);
     let (mut listener, mut file) = SocketFile::bind(path)?;
     loop {
         folders.watch()?;

@@ -552,8 +552,9 @@ impl ApiServer {
 fn an_api_server_that_does_not_do_what_kerf_needs_is_told() {
     on_node(|node| {
         HEALTHY.serve(node);
+        let output = node.command().arg("--json").output().unwrap();
         let report: Value =
-            serde_json::from_slice(&node.command().arg("--json").output().unwrap().stdout).unwrap();
+            serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"));
         assert_eq!(report, json!({"findings": [], "skipped": []}));
         ApiServer { minor: "33+", ..HEALTHY }.serve(node);
         node.finds("api-server-too-old", "v1.33+.0");

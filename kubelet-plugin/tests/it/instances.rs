@@ -90,3 +90,17 @@ async fn of_many_that_start_at_once_one_leads() {
         ended.unwrap();
     }
 }
+
+#[tokio::test]
+async fn what_else_lies_in_the_folder_is_in_nobodys_way() {
+    let folder = tempfile::tempdir().unwrap();
+    let instances = folder.path().join("state/instances");
+    std::fs::create_dir_all(instances.join("7/full")).unwrap();
+    for name in ["07", "+9", "x", "8"] {
+        std::fs::write(instances.join(name), "").unwrap();
+    }
+    let mut only = Instances::join(folder.path()).unwrap();
+    let _term = lead(&mut only).await;
+    assert!(waits(only.overtaken()).await);
+    assert!(!instances.join("8").exists(), "it was a dead one's");
+}

@@ -46,7 +46,7 @@ async fn a_runtime_injects_exactly_what_was_allocated() {
     assert_eq!(mounts, [host("/usr/lib/libcuda.so.580.95.05"), host("/run/nvidia-persistenced/socket")]);
     let hooks = container.hooks().clone().unwrap();
     let hook = &hooks.create_container().clone().unwrap()[0];
-    assert_eq!(*hook.path(), root.path().join("hook/kerf-now/kerf"));
+    assert_eq!(*hook.path(), root.path().join("hook").join(only(&root.path().join("hook"))).join("kerf"));
     let expected = [
         "kerf",
         "cdi-hook",
@@ -61,6 +61,14 @@ fn source(mount: &Mount) -> String {
     mount.source().as_ref().map(|source| source.display().to_string()).unwrap_or_default()
 }
 
+/// The name of the only thing in a folder.
+fn only(folder: &std::path::Path) -> String {
+    let mut entries = std::fs::read_dir(folder).unwrap();
+    let name = entries.next().unwrap().unwrap().file_name().into_string().unwrap();
+    assert!(entries.next().is_none());
+    name
+}
+
 #[tokio::test]
 async fn a_former_hook_program_stays_as_long_as_a_spec_names_it() {
     let root = tempfile::tempdir().unwrap();
@@ -69,9 +77,10 @@ async fn a_former_hook_program_stays_as_long_as_a_spec_names_it() {
     node.claims.put(claim("c", &[("gpu", whole(3))]));
     prepare(&plugin, "c").await.unwrap();
     let copies = root.path().join("hook");
+    let now = only(&copies);
     let spec = root.path().join("cdi/k8s.gpu.nvidia.com-claim_c-uid.json");
     let text = std::fs::read_to_string(&spec).unwrap();
-    std::fs::write(&spec, text.replace("/hook/kerf-now/", "/hook/kerf-named/")).unwrap();
+    std::fs::write(&spec, text.replace(&format!("/hook/{now}/"), "/hook/kerf-named/")).unwrap();
     let ago = std::time::SystemTime::now() - Duration::from_secs(3_700);
     for name in ["kerf-named", "kerf-old"] {
         std::fs::create_dir_all(copies.join(name)).unwrap();
@@ -89,12 +98,12 @@ async fn a_former_hook_program_stays_as_long_as_a_spec_names_it() {
     drop(plugin);
     // The specs are made anew after the copies are looked through.
     node.plugin(&Fuse::none()).unwrap().start().await.unwrap();
-    assert_eq!(left(), ["kerf-named", "kerf-now"]);
+    assert_eq!(left(), [now.as_str(), "kerf-named"]);
     assert_eq!(std::fs::read_to_string(&spec).unwrap(), text);
     // Nothing names it any more, from now on.
     node.plugin(&Fuse::none()).unwrap().start().await.unwrap();
-    assert_eq!(left(), ["kerf-named", "kerf-now"]);
+    assert_eq!(left(), [now.as_str(), "kerf-named"]);
     std::fs::File::open(copies.join("kerf-named/.former")).unwrap().set_modified(ago).unwrap();
     node.plugin(&Fuse::none()).unwrap().start().await.unwrap();
-    assert_eq!(left(), ["kerf-now"]);
+    assert_eq!(left(), [now]);
 }

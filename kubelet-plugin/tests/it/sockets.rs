@@ -298,3 +298,22 @@ async fn instances_serve_beside_each_other_and_remove_what_killed_ones_left() {
     younger.cancel.cancel();
     younger.task.await.unwrap();
 }
+
+#[tokio::test]
+async fn a_socket_on_which_another_process_answers_is_not_taken_from_it() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    let elder = serve(&root, node.plugin(&Fuse::none()).unwrap());
+    register(&elder).await;
+    // Without a pod's UID it has the same sockets.
+    let younger = serve(&root, node.plugin(&Fuse::none()).unwrap());
+    let mut state = younger.plugin.registration();
+    let says = |state: &Registration| matches!(state, Registration::Unserved(why) if why.contains("another process serves it"));
+    tokio::time::timeout(LIMIT, state.wait_for(says)).await.unwrap().unwrap();
+    assert_eq!(*elder.plugin.registration().borrow(), Registration::Registered);
+    elder.cancel.cancel();
+    elder.task.await.unwrap();
+    register(&younger).await;
+    younger.cancel.cancel();
+    younger.task.await.unwrap();
+}
