@@ -30,7 +30,10 @@ pub(crate) fn run(arguments: &StatusArguments) -> Result<()> {
 pub(crate) fn ask(kubelet: &KubeletArguments) -> Result<String> {
     let socket = kubelet.plugin_dir().join("status.sock");
     let stream = UnixStream::connect(&socket).with_context(|| {
-        format!("no `kerf node` answers on {} (is it running on this node?)", socket.display())
+        format!(
+            "no `kerf node` answers on {}: it does not run on this node, or has only begun; `kerf doctor` tells more",
+            socket.display()
+        )
     })?;
     stream.set_read_timeout(Some(Duration::from_secs(10))).context("cannot set a read timeout")?;
     let mut text = String::new();

@@ -46,6 +46,7 @@ pub fn run(keep: bool) -> Result<()> {
         return told;
     }
     let down = cluster::down(CLUSTER);
+    eprintln!("the cluster is taken down; `cargo xtask demo --keep` leaves it up, with kerf on it");
     told.and(down)
 }
 

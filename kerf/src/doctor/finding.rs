@@ -58,7 +58,7 @@ kinds! {
     DriverLibraryMissing "driver-library-missing" Error
         "NVIDIA's management library is not found under the driver root."
         "Without libnvidia-ml.so.1 no GPU can be seen, and nothing is published."
-        "Install the NVIDIA driver, or name the folder it is installed in with --driver-root (GPU operator: /run/nvidia/driver).";
+        "Install the NVIDIA driver, or name the folder it is installed in with --driver-root (chart value driverRoot; GPU operator: /run/nvidia/driver, GKE: /home/kubernetes/bin/nvidia).";
     DriverLibraryUnusable "driver-library-unusable" Error
         "NVIDIA's management library cannot be loaded or initialised."
         "The file is damaged, of another architecture or C library, or the driver refuses to start."
@@ -130,7 +130,7 @@ kinds! {
     NodeNotRunning "kerf-node-not-running" Warning
         "No `kerf node` answers on this node."
         "Nothing is published or prepared while it does not run."
-        "Look at its pod on this node: `kubectl get pods -o wide`, then describe and logs.";
+        "Look at its pod on this node: `kubectl get pods -A -o wide -l app.kubernetes.io/name=kerf`, then describe and logs.";
     NodeNotReady "kerf-node-not-ready" Error
         "`kerf node` runs and is not ready."
         "The detail is what it is waiting for."
