@@ -19,6 +19,8 @@ use crate::arguments::{Arguments, Command};
 
 fn main() -> ExitCode {
     memory::use_one_heap();
+    // Built together with others, rustls may have two; nobody else chooses before.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let result = match Arguments::parse().command {
         Command::Node(arguments) => node::run(*arguments),
         Command::Status(arguments) => status::run(&arguments),
