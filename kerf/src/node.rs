@@ -17,6 +17,7 @@ mod status_socket;
 
 use std::future::Future;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -170,14 +171,21 @@ async fn serve(arguments: NodeArguments) -> Result<()> {
         let mut publishing = AbortOnDropHandle::new(tokio::spawn(publishing.run(stop.clone())));
         // A former instance serves meanwhile: the kubelet gets to know this one
         // when it can prepare.
-        let serve = async {
+        let mut serve = pin!(async {
             if stop.run_until_cancelled(outlets.until_known()).await.is_some() {
                 plugin.serve(stop.clone()).await;
             }
-        };
+        });
         tokio::select! {
-            () = serve => publishing.await?,
-            ended = &mut publishing => ended?.and(Err(anyhow!("publishing ended by itself"))),
+            () = &mut serve => publishing.await?,
+            ended = &mut publishing => {
+                ended??;
+                if !stop.is_cancelled() {
+                    return Err(anyhow!("publishing ended by itself"));
+                }
+                serve.await;
+                Ok(())
+            }
         }
     });
 
