@@ -43,6 +43,8 @@ impl Node {
             .arg(root.path())
             .arg("--cdi-root")
             .arg(root.path().join("cdi"))
+            .arg("--hook-root")
+            .arg(root.path().join("hook"))
             .arg("--driver-root")
             .arg(driver.join("driver"))
             .arg("--dev-root")
