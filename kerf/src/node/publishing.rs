@@ -167,6 +167,8 @@ impl Publishing {
         };
         outlets.standing.send_replace(Standing::Leading);
         let ended = tokio::select! {
+            // All parts end with it.
+            biased;
             () = cancel.cancelled() => Ok(()),
             overtaken = instances.overtaken() => overtaken.map_err(Into::into),
             Some(ended) = tasks.join_next() => {
