@@ -11,7 +11,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
@@ -20,7 +20,7 @@ use tracing::info;
 
 use crate::plugin::blocking;
 use crate::server::ServeError;
-use crate::socket::SocketFolders;
+use crate::socket::{SocketFolders, inode};
 
 /// Locked while a number is drawn.
 const DRAWING: &str = ".drawing";
@@ -50,15 +50,8 @@ pub struct Others {
 impl Others {
     /// Whether another instance lives; also where that cannot be told.
     pub(crate) fn are_there(&self) -> bool {
-        let living = || -> io::Result<usize> {
-            let mut count = 0;
-            for number in numbers(&self.folder)? {
-                count += usize::from(living(&self.folder.join(number.to_string()))?.is_some());
-            }
-            Ok(count)
-        };
         // One of them is this one.
-        living().map_or(true, |count| count > 1)
+        living_above(&self.folder, 0).map_or(true, |living| living.len() > 1)
     }
 }
 
@@ -138,8 +131,7 @@ impl Instances {
 
     /// The files of the younger instances that live.
     fn younger(&self) -> io::Result<Vec<File>> {
-        let younger = numbers(&self.folder)?.into_iter().filter(|number| *number > self.own.number);
-        younger.filter_map(|number| living(&self.folder.join(number.to_string())).transpose()).collect()
+        living_above(&self.folder, self.own.number)
     }
 }
 
@@ -167,9 +159,9 @@ impl Numbered {
     }
 
     fn is_in_place(&self, folder: &Path) -> bool {
-        let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
-        let there = fs::symlink_metadata(folder.join(self.number.to_string())).map(identity).ok();
-        there.is_some() && there == self.file.metadata().map(identity).ok()
+        let there = fs::symlink_metadata(folder.join(self.number.to_string()));
+        let own = self.file.metadata();
+        there.is_ok_and(|there| own.is_ok_and(|own| inode(&there) == inode(&own)))
     }
 }
 
@@ -185,6 +177,12 @@ fn numbers(folder: &Path) -> io::Result<Vec<u64>> {
         numbers.extend(number.filter(is_written_so).filter(|_| is_file));
     }
     Ok(numbers)
+}
+
+/// The files of the instances that live, of those with a higher number.
+fn living_above(folder: &Path, number: u64) -> io::Result<Vec<File>> {
+    let above = numbers(folder)?.into_iter().filter(|found| *found > number);
+    above.filter_map(|number| living(&folder.join(number.to_string())).transpose()).collect()
 }
 
 /// An instance's file, if that instance lives.

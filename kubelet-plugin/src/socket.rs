@@ -104,7 +104,12 @@ pub fn knock(path: &Path) -> io::Result<Option<Option<UnixStream>>> {
 }
 
 fn identity(path: &Path) -> Option<(u64, u64)> {
-    fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
+    fs::symlink_metadata(path).ok().map(|metadata| inode(&metadata))
+}
+
+/// Device and inode: which file it is, whatever its name.
+pub(crate) fn inode(metadata: &fs::Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
 }
 
 /// How often folders are looked at that cannot be watched: a user may have only

@@ -161,6 +161,7 @@ impl Work {
                 return Ok(());
             }
         }
+        self.hook.ensure()?;
         if self.cdi.ensure(&entry.uid, &self.project(entry)?)? {
             info!(claim = %entry.claim, uid = %entry.uid, "the claim's CDI file was made anew");
         }
@@ -199,6 +200,7 @@ impl Work {
         }
         let mut entry = Entry { boot_id: self.boot.clone(), devices, steps, ..own.clone() };
         info!(claim = %entry.claim, uid = %entry.uid, "the claim is prepared again after a reboot");
+        self.hook.ensure()?;
         self.finish(&mut entry, true)?;
         Ok(Outcome::Done(()))
     }
@@ -302,7 +304,8 @@ impl Work {
         })
     }
 
-    /// The CDI spec that an entry calls for.
+    /// The CDI spec that an entry calls for. It names the hook's program, which
+    /// the caller has made sure of.
     pub(crate) fn project(&self, entry: &Entry) -> Result<cdi::Spec, PrepareError> {
         let nodes = entry
             .devices
@@ -330,7 +333,6 @@ impl Work {
             .collect::<Result<_, _>>()
             .map_err(PrepareError::Hardware)?;
         let files = self.hardware.driver_files().map_err(PrepareError::Hardware)?;
-        self.hook.ensure()?;
         Ok(cdi::project(&self.settings.driver, entry, nodes, &files, &self.extra_mounts, &self.hook))
     }
 
