@@ -4,8 +4,10 @@
 //!
 //! They are told by the sockets on which the kubelet reaches them. A killed
 //! one leaves its file, so only one that answers counts; that it ends is told
-//! by the end of the connection to it. Its pods outlive it: the kubelet tells
-//! of them, and is asked again as long as there are any.
+//! by the end of the connection to it. One that starts has a file before it
+//! answers, and nothing tells when it does: what is silent is looked at again.
+//! Its pods outlive it: the kubelet tells of them, and is asked again as long as
+//! there are any.
 
 use std::fmt;
 use std::io;
@@ -28,6 +30,9 @@ use crate::socket::{SocketFolders, knock};
 
 /// The pause before somebody is looked at again who tells nobody of his end.
 const PAUSE: Duration = Duration::from_secs(10);
+/// How long after its file appeared a socket that is silent is looked at again;
+/// then after twice that, and so on: a dead one costs less and less.
+const SILENCE: Duration = Duration::from_millis(50);
 /// More than these say nothing more.
 const MOST: usize = 16;
 /// Whoever closes connections at once is not asked in a loop.
@@ -99,6 +104,14 @@ pub struct RivalFolders {
     pub pod_resources: PathBuf,
 }
 
+/// What the sockets of possible rivals answer.
+struct Answers {
+    /// Those that answer, with a connection where they take one.
+    answering: Vec<(Rival, Option<std::os::unix::net::UnixStream>)>,
+    /// Whether there are others: of dead ones, or of ones that only start.
+    is_any_silent: bool,
+}
+
 impl RivalFolders {
     pub(crate) fn of(config: &PluginConfig) -> Self {
         Self {
@@ -113,11 +126,10 @@ impl RivalFolders {
     /// # Errors
     /// It cannot be told who answers.
     pub fn answering(&self, ours: &DriverName) -> io::Result<Vec<Rival>> {
-        Ok(self.knock(ours)?.into_iter().map(|(rival, _)| rival).collect())
+        Ok(self.knock(ours)?.answering.into_iter().map(|(rival, _)| rival).collect())
     }
 
-    /// Those whose sockets answer, with a connection where they take one.
-    fn knock(&self, ours: &DriverName) -> io::Result<Vec<(Rival, Option<std::os::unix::net::UnixStream>)>> {
+    fn knock(&self, ours: &DriverName) -> io::Result<Answers> {
         let of = |name: &str, driver: &str| {
             name.strip_prefix(driver).is_some_and(|rest| rest.starts_with(['-', '@']) || rest == ".sock")
         };
@@ -134,16 +146,17 @@ impl RivalFolders {
         let mut candidates = found(&self.registry, driver)?;
         candidates.extend(found(&self.device_plugins, plugin)?);
         candidates.sort();
-        let mut answering = Vec::new();
+        let mut answers = Answers { answering: Vec::new(), is_any_silent: false };
         for rival in candidates {
-            if answering.len() == MOST {
+            if answers.answering.len() == MOST {
                 break;
             }
-            if let Some(connection) = knock(&rival.socket)? {
-                answering.push((rival, connection));
+            match knock(&rival.socket)? {
+                Some(connection) => answers.answering.push((rival, connection)),
+                None => answers.is_any_silent = true,
             }
         }
-        Ok(answering)
+        Ok(answers)
     }
 
     /// Whether pods have GPUs of a device plugin.
@@ -200,12 +213,14 @@ async fn follow(
     rivals: &watch::Sender<Option<Arc<[Rival]>>>,
 ) -> Result<(), ServeError> {
     let mut watched = SocketFolders::new(vec![folders.registry.clone(), folders.device_plugins.clone()]);
+    let mut silence = SILENCE;
     loop {
         watched.watch()?;
         let failed = |source| ServeError::Rivals { path: folders.registry.clone(), source };
         let mut ends: Vec<std::pin::Pin<Box<dyn Future<Output = ()> + Send>>> = Vec::new();
         let mut found = Vec::new();
-        for (rival, connection) in folders.knock(ours).map_err(failed)? {
+        let answers = folders.knock(ours).map_err(failed)?;
+        for (rival, connection) in answers.answering {
             found.push(rival);
             match connection.map(UnixStream::from_std) {
                 Some(connection) => ends.push(Box::pin(ended(connection.map_err(failed)?))),
@@ -216,6 +231,10 @@ async fn follow(
             found.push(pods);
             ends.push(Box::pin(tokio::time::sleep(PAUSE)));
         }
+        if answers.is_any_silent {
+            ends.push(Box::pin(tokio::time::sleep(silence)));
+            silence = silence.saturating_mul(2);
+        }
         tell(rivals, found);
         let end = async {
             if ends.is_empty() {
@@ -224,7 +243,10 @@ async fn follow(
             select_all(ends).await;
         };
         tokio::select! {
-            changed = watched.changed() => changed?,
+            changed = watched.changed() => {
+                changed?;
+                silence = SILENCE;
+            }
             () = end => {}
         }
     }

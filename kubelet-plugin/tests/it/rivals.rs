@@ -1,16 +1,19 @@
 //! Others who hand out the same GPUs: nothing is given out beside them.
 
 use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use kerf_dra_driver::inventory::Inventory;
 use kerf_kubelet_plugin::proto::podresources as wire;
 use kerf_kubelet_plugin::proto::podresources::pod_resources_lister_server::{
     PodResourcesLister, PodResourcesListerServer,
 };
-use kerf_kubelet_plugin::testing::Fuse;
-use kerf_kubelet_plugin::{Channels, Instances, NodeLayout, Owner, Stored};
+use kerf_kubelet_plugin::testing::{Fuse, Node};
+use kerf_kubelet_plugin::{Channels, Instances, NodeLayout, Owner, Rival, Stored};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
 use tokio::sync::watch;
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
@@ -57,10 +60,65 @@ impl PodResourcesLister for Kubelet {
     }
 }
 
+/// An owner that runs, and what it says.
+struct Running {
+    layout: watch::Receiver<Option<Arc<NodeLayout>>>,
+    trouble: watch::Receiver<Option<String>>,
+    inventory: watch::Receiver<Option<Arc<Inventory>>>,
+    rivals: watch::Receiver<Option<Arc<[Rival]>>>,
+    cancel: CancellationToken,
+    task: tokio::task::JoinHandle<()>,
+    /// What it has the other end of, and its hardware.
+    kept: (watch::Sender<Stored>, Node),
+}
+
+impl Running {
+    async fn start(root: &tempfile::TempDir) -> Self {
+        let node = node(root);
+        let stored = watch::Sender::new(Stored::default());
+        let channels = Channels {
+            inventory: watch::Sender::new(None),
+            layout: watch::Sender::new(None),
+            trouble: watch::Sender::new(None),
+            rivals: watch::Sender::new(None),
+            stored: stored.subscribe(),
+        };
+        let (layout, trouble) = (channels.layout.subscribe(), channels.trouble.subscribe());
+        let (inventory, rivals) = (channels.inventory.subscribe(), channels.rivals.subscribe());
+        let lead = Instances::join(&root.path().join("plugin")).unwrap().lead().await.unwrap();
+        let owner = Owner::new(node.plugin(&Fuse::none()).unwrap(), channels, lead).unwrap();
+        let cancel = CancellationToken::new();
+        let task = tokio::spawn(owner.run(cancel.clone()));
+        Self { layout, trouble, inventory, rivals, cancel, task, kept: (stored, node) }
+    }
+}
+
+#[tokio::test]
+async fn a_rival_whose_file_is_there_before_it_answers_is_seen_when_it_does() {
+    let root = tempfile::tempdir().unwrap();
+    let mut owner = Running::start(&root).await;
+    let none = |rivals: &Option<Arc<[Rival]>>| rivals.as_deref().is_some_and(<[Rival]>::is_empty);
+    tokio::time::timeout(LIMIT, owner.rivals.wait_for(none)).await.unwrap().unwrap();
+
+    let path = root.path().join("device-plugins/nvidia-gpu.sock");
+    let socket = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+    bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    let seen = |path: PathBuf| {
+        move |rivals: &Option<Arc<[Rival]>>| rivals.iter().any(|all| all.iter().any(|one| one.socket == path))
+    };
+    // That this one is seen tells that the other was looked at.
+    let later = root.path().join("device-plugins/nvidia-later.sock");
+    let _later = UnixListener::bind(&later).unwrap();
+    tokio::time::timeout(LIMIT, owner.rivals.wait_for(seen(later))).await.unwrap().unwrap();
+    listen(&socket, 1).unwrap();
+    tokio::time::timeout(LIMIT, owner.rivals.wait_for(seen(path))).await.unwrap().unwrap();
+    owner.cancel.cancel();
+    owner.task.await.unwrap();
+}
+
 #[tokio::test]
 async fn beside_a_rival_nothing_is_published_and_what_was_published_is_not_given_out() {
     let root = tempfile::tempdir().unwrap();
-    let node = node(&root);
     for folder in ["device-plugins", "registry"] {
         std::fs::create_dir(root.path().join(folder)).unwrap();
     }
@@ -70,20 +128,8 @@ async fn beside_a_rival_nothing_is_published_and_what_was_published_is_not_given
     drop(bind("registry/gpu.nvidia.com-dead-reg.sock"));
     let _others = [bind("device-plugins/example.sock"), bind("registry/gpu.nvidia.com@reg.sock")];
 
-    let stored = watch::Sender::new(Stored::default());
-    let channels = Channels {
-        inventory: watch::Sender::new(None),
-        layout: watch::Sender::new(None),
-        trouble: watch::Sender::new(None),
-        rivals: watch::Sender::new(None),
-        stored: stored.subscribe(),
-    };
-    let (mut layout, mut trouble) = (channels.layout.subscribe(), channels.trouble.subscribe());
-    let mut inventory = channels.inventory.subscribe();
-    let lead = Instances::join(&root.path().join("plugin")).unwrap().lead().await.unwrap();
-    let owner = Owner::new(node.plugin(&Fuse::none()).unwrap(), channels, lead).unwrap();
-    let cancel = CancellationToken::new();
-    let task = tokio::spawn(owner.run(cancel.clone()));
+    let Running { mut layout, mut trouble, mut inventory, cancel, task, kept: _kept, .. } =
+        Running::start(&root).await;
 
     let says = |text: &'static str| {
         move |trouble: &Option<String>| trouble.as_deref().is_some_and(|trouble| trouble.contains(text))
