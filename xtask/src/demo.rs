@@ -2,6 +2,8 @@
 //! chart, and the stories of `demo/` told one after another: the node's
 //! picture before, during and after each, and what its containers see.
 
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::Command;
 use std::thread::sleep;
@@ -18,17 +20,17 @@ const CLUSTER: &str = "demo";
 /// Only a hang takes this long.
 const LIMIT: Duration = Duration::from_mins(2);
 
-/// A story: a folder of `demo/`, and the containers whose view it shows.
-struct Story {
-    folder: &'static str,
-    pod: &'static str,
-    containers: &'static [&'static str],
-}
-
-const STORIES: [Story; 3] = [
-    Story { folder: "whole-gpu", pod: "whole-gpu", containers: &["main"] },
-    Story { folder: "mig-on-demand", pod: "mig-on-demand", containers: &["main"] },
-    Story { folder: "several-slices", pod: "several-slices", containers: &["pair", "single"] },
+/// The stories: folders of `demo/`, whose pods have the label `story` with the
+/// folder's name.
+const STORIES: [&str; 8] = [
+    "whole-gpu",
+    "mig-on-demand",
+    "several-slices",
+    "deployment",
+    "alternatives",
+    "by-memory",
+    "vllm",
+    "kserve",
 ];
 
 /// Tells all stories. The cluster is taken down after them, unless `keep`.
@@ -57,31 +59,51 @@ fn tell(cluster: &Cluster, images: &[PathBuf]) -> Result<()> {
     driver::install(cluster, driver::Values::new())?;
     say("kerf is installed; nothing runs yet");
     show_picture(cluster)?;
-    for story in &STORIES {
-        let folder = paths::root().join("demo").join(story.folder);
-        say(&format!("{}: kubectl apply -f demo/{}", story.folder, story.folder));
+    for story in STORIES {
+        let folder = paths::root().join("demo").join(story);
+        say(&format!("{story}: kubectl apply -f demo/{story}"));
         exec::output(cluster.kubectl().arg("apply").arg("-f").arg(&folder))?;
-        exec::output(cluster.kubectl().args([
-            "wait",
-            "--for=condition=Ready",
-            &format!("pod/{}", story.pod),
-            &format!("--timeout={}s", LIMIT.as_secs()),
-        ]))
-        .with_context(|| format!("the pod of {} does not run", story.folder))?;
-        for container in story.containers {
-            eprintln!("$ kubectl logs {} -c {container}", story.pod);
-            let logs =
-                await_some(|| exec::output(cluster.kubectl().args(["logs", story.pod, "-c", container])))?;
-            eprint!("{logs}");
-        }
+        let selector = format!("story={story}");
+        let containers = await_some(|| ready_containers(cluster, &selector))
+            .with_context(|| format!("the pods of {story} do not run"))?;
+        eprintln!("$ kubectl logs --selector {selector} --all-containers --prefix");
+        eprint!("{}", await_some(|| logs(cluster, &selector, containers.lines().count()))?);
         show_picture(cluster)?;
-        say(&format!("{}: kubectl delete -f demo/{}", story.folder, story.folder));
+        say(&format!("{story}: kubectl delete -f demo/{story}"));
         exec::output(cluster.kubectl().args(["delete", "--wait", "-f"]).arg(&folder))?;
         let gone = Instant::now();
         await_released(cluster)?;
         eprintln!("everything it had is gone {:.1} s after its pod", gone.elapsed().as_secs_f64());
     }
     show_picture(cluster)
+}
+
+/// The containers of a story's pods, a line each, once all pods are ready.
+fn ready_containers(cluster: &Cluster, selector: &str) -> Result<String> {
+    let pods =
+        exec::output(cluster.kubectl().args(["get", "pods", "--output=json", "--selector", selector]))?;
+    let pods: serde_json::Value = serde_json::from_str(&pods)?;
+    let items = |value: &serde_json::Value| value.as_array().cloned().unwrap_or_default();
+    let mut containers = String::new();
+    for pod in items(&pods["items"]) {
+        let is_ready =
+            |condition: &serde_json::Value| condition["type"] == "Ready" && condition["status"] == "True";
+        if !items(&pod["status"]["conditions"]).iter().any(is_ready) {
+            return Ok(String::new());
+        }
+        for container in items(&pod["spec"]["containers"]) {
+            writeln!(containers, "{}", container["name"])?;
+        }
+    }
+    Ok(containers)
+}
+
+/// What a story's containers have said, once so many of them have.
+fn logs(cluster: &Cluster, selector: &str, containers: usize) -> Result<String> {
+    let logs = ["logs", "--selector", selector, "--all-containers", "--prefix"];
+    let logs = exec::output(cluster.kubectl().args(logs))?;
+    let prefixes: BTreeSet<_> = logs.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    Ok(if prefixes.len() < containers { String::new() } else { logs })
 }
 
 fn say(text: &str) {
