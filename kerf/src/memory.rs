@@ -3,7 +3,8 @@
 //! A look at the GPUs and a comparison of all slices take megabytes for
 //! milliseconds, and what outlives them lies scattered among what does not. So
 //! the C library's allocator keeps more than twice what is in use, for as long
-//! as the process idles, which is nearly always.
+//! as the process idles, which is nearly always. So does the program's code:
+//! most of it is needed to start and to read GPUs, little to wait.
 //!
 //! The one place in this program with `unsafe`: no crate here wraps the calls.
 
@@ -29,18 +30,62 @@ pub(crate) fn use_one_heap() {
     }
 }
 
-/// Gives pages that hold nothing back. It takes the heap's lock for about a
-/// millisecond.
+/// Gives pages that hold nothing back, and those that a file holds too. It takes
+/// the heap's lock for about a millisecond.
 fn give_back() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: only pages that hold no allocation are touched.
+    // SAFETY: only pages that hold no allocation are touched, and the callback
+    // is called before this returns.
     unsafe {
         libc::malloc_trim(0);
+        libc::dl_iterate_phdr(Some(unmap_code), std::ptr::null_mut());
     }
+}
+
+/// Unmaps the pages of a loaded object that nobody can have written. Whoever
+/// needs one again gets it from the system's cache of the file, in less than a
+/// microsecond. What the driver's libraries do with theirs is their own business.
+#[cfg(target_env = "gnu")]
+unsafe extern "C" fn unmap_code(
+    object: *mut libc::dl_phdr_info,
+    _: libc::size_t,
+    _: *mut libc::c_void,
+) -> libc::c_int {
+    const GO_ON: libc::c_int = 0;
+    // SAFETY: the C library describes an object that is loaded: a name that
+    // ends, and as many program headers as it says.
+    let (name, base, headers) = unsafe {
+        let object = &*object;
+        let headers = std::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into());
+        (std::ffi::CStr::from_ptr(object.dlpi_name), object.dlpi_addr, headers)
+    };
+    if name.to_string_lossy().contains("nvidia") {
+        return GO_ON;
+    }
+    let page = rustix::param::page_size() as u64;
+    for header in headers.iter().filter(|header| header.p_type == libc::PT_LOAD) {
+        if header.p_flags & libc::PF_W != 0 {
+            continue;
+        }
+        let start = (base + header.p_vaddr).next_multiple_of(page);
+        let end = (base + header.p_vaddr + header.p_memsz) / page * page;
+        let Some(length) = end.checked_sub(start).and_then(|length| usize::try_from(length).ok()) else {
+            continue;
+        };
+        // SAFETY: a private mapping of a file whose pages cannot be written: they
+        // are the same when they are read again. An error changes nothing.
+        unsafe {
+            libc::madvise(start as *mut libc::c_void, length, libc::MADV_DONTNEED);
+        }
+    }
+    GO_ON
 }
 
 /// How long nothing must have happened before memory is given back.
 const QUIET: Duration = Duration::from_secs(1);
+/// How often it is given back where nothing happens: looking whether all is
+/// still as it was takes some too, and tells nobody.
+const ROUTINE: Duration = Duration::from_mins(1);
 
 /// Gives memory back whenever what took it is over.
 pub(crate) async fn keep_slim(
@@ -56,7 +101,7 @@ pub(crate) async fn keep_slim(
             changed = inventory.changed() => changed?,
             changed = published.changed() => changed?,
             changed = journal.changed() => changed?,
-            () = tokio::time::sleep(QUIET), if is_due => {
+            () = tokio::time::sleep(if is_due { QUIET } else { ROUTINE }) => {
                 is_due = false;
                 tokio::task::spawn_blocking(give_back).await?;
                 continue;

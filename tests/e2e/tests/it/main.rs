@@ -12,6 +12,7 @@ mod holding;
 mod input;
 mod machine;
 mod manifest;
+mod mixed;
 mod plain;
 mod publishing;
 mod restart;
@@ -167,7 +168,8 @@ const REFUSED: &[Case] = &[
 
 fn main() -> ExitCode {
     let cases = Cases {
-        everywhere: [STORIES, asking::CASES, slices::CASES, restart::CASES, rollout::CASES].concat(),
+        everywhere: [STORIES, asking::CASES, mixed::CASES, slices::CASES, restart::CASES, rollout::CASES]
+            .concat(),
         once: [
             REFUSED,
             holding::CASES,
