@@ -13,8 +13,8 @@
 use std::collections::BTreeSet;
 
 use crate::inventory::{
-    Architecture, Bytes, ComputeInstance, ComputeInstanceId, Gpu, GpuInstance, GpuInstanceId, Inventory, Mig,
-    MigMode, Placement, Profile, ProfileId,
+    Architecture, BoardFacts, Bytes, ComputeInstance, ComputeInstanceId, Gpu, GpuInstance, GpuInstanceId,
+    Inventory, Mig, MigMode, Placement, Profile, ProfileId,
 };
 use crate::model::{ForeignPartitions, ProfileFilter, Settings};
 use crate::names::{DeviceName, DriverName, PciAddress, ProfileName};
@@ -91,6 +91,18 @@ pub fn gpu(model: Model, address: &str) -> Gpu {
         numa_node: Some(0),
         pcie_root: Some(format!("pci{:04x}:{:02x}", pci.domain, pci.bus & 0xf0)),
         vgpu_guest: false,
+        board: BoardFacts {
+            serial: Some(format!("13220{:08}", pci.bus)),
+            ecc: Some(true),
+            nvlinks: match model {
+                Model::A100 => Some(12),
+                Model::H100 => Some(18),
+                Model::A30 | Model::L4 => None,
+            },
+            // As in a rack whose NVLinks leave the node.
+            nvlink_clique: (model == Model::H100)
+                .then(|| "6f9619ff-8b86-d011-b42d-00cf4fc964ff.4294967295".to_owned()),
+        },
         mig: (!profiles.is_empty()).then_some(Mig {
             current: MigMode::Disabled,
             pending: MigMode::Disabled,

@@ -78,8 +78,26 @@ pub struct Gpu {
     pub pcie_root: Option<String>,
     /// Whether this is a vGPU guest, where modes cannot be changed.
     pub vgpu_guest: bool,
+    /// What else NVML tells of the board.
+    #[serde(default)]
+    pub board: BoardFacts,
     /// Absent where the GPU has no MIG profiles (L4, T4).
     pub mig: Option<Mig>,
+}
+
+/// What is good to know of a board and nothing depends on. Each is absent
+/// where NVML does not tell it.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct BoardFacts {
+    /// The serial number, as on the board's label; GPUs of one board share it.
+    pub serial: Option<String>,
+    /// Whether ECC is on. It changes with a reset only.
+    pub ecc: Option<bool>,
+    /// How many NVLinks are up. In MIG mode they may be down.
+    pub nvlinks: Option<u32>,
+    /// Which GPUs, of this node and others, the NVLinks reach:
+    /// `<cluster UUID>.<clique>`.
+    pub nvlink_clique: Option<String>,
 }
 
 /// The chip's generation. The order is that of their appearance.

@@ -1,7 +1,7 @@
 //! What a GPU answers of itself, whole and unfiltered: a record of a model.
 
 use kerf_dra_driver::hardware::HardwareError;
-use kerf_dra_driver::inventory::{Bytes, GpuInstanceId};
+use kerf_dra_driver::inventory::{BoardFacts, Bytes, GpuInstanceId};
 use kerf_dra_driver::names::{PciAddress, ProfileName};
 
 use crate::describe;
@@ -20,6 +20,8 @@ pub struct Answers {
     pub memory: Bytes,
     /// Plain numbers.
     pub board: Board,
+    /// What else NVML tells of the board.
+    pub facts: BoardFacts,
     /// The memory slices that placements count; 0 without MIG.
     pub memory_slices: u32,
     /// The GPU instance profiles, with what depends on the instances that exist.
@@ -76,6 +78,7 @@ fn ask(session: &Session, index: u32) -> Result<Answers, Failure> {
         compute_capability: gpu.compute_capability()?,
         memory,
         board: gpu.board()?,
+        facts: gpu.board_facts(),
         memory_slices,
         profiles,
     })

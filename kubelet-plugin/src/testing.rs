@@ -24,8 +24,8 @@ use kerf_dra_driver::hardware::{
     HardwareEvent, Holder,
 };
 use kerf_dra_driver::inventory::{
-    Architecture, Bytes, ComputeInstance, ComputeInstanceId, Gpu, GpuInstance, GpuInstanceId, Inventory, Mig,
-    MigMode, Placement, Profile, ProfileId,
+    Architecture, BoardFacts, Bytes, ComputeInstance, ComputeInstanceId, Gpu, GpuInstance, GpuInstanceId,
+    Inventory, Mig, MigMode, Placement, Profile, ProfileId,
 };
 use kerf_dra_driver::model::{ForeignPartitions, ProfileFilter, Settings};
 use kerf_dra_driver::names::{DeviceName, DriverName, PciAddress, ProfileName, gpu_pool};
@@ -69,6 +69,7 @@ pub fn h100(pci: PciAddress, minor: u32, mode: MigMode) -> Gpu {
         numa_node: None,
         pcie_root: None,
         vgpu_guest: false,
+        board: BoardFacts::default(),
         mig: Some(Mig {
             current: mode,
             pending: mode,

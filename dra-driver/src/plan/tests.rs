@@ -2,7 +2,9 @@
 //! refused is tested where entries come from, in `kubelet-plugin`.
 
 use super::*;
-use crate::inventory::{Architecture, Bytes, ComputeInstance, ComputeInstanceId, GpuInstanceId, ProfileId};
+use crate::inventory::{
+    Architecture, BoardFacts, Bytes, ComputeInstance, ComputeInstanceId, GpuInstanceId, ProfileId,
+};
 use crate::model::ProfileFilter;
 use crate::names::{DriverName, ProfileName};
 
@@ -43,6 +45,7 @@ fn inventory(architecture: Architecture, mode: Option<MigMode>, instances: Vec<G
             numa_node: None,
             pcie_root: None,
             vgpu_guest: false,
+            board: BoardFacts::default(),
             mig: mode.map(|mode| Mig { current: mode, pending: mode, profiles: vec![profile], instances }),
         }],
         ..Inventory::default()

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use kerf_dra_driver::inventory::{
-    Architecture, Bytes, Gpu, Inventory, Mig, MigMode, Placement, Profile, ProfileId,
+    Architecture, BoardFacts, Bytes, Gpu, Inventory, Mig, MigMode, Placement, Profile, ProfileId,
 };
 use kerf_dra_driver::model::{Counters, ForeignPartitions, GpuModel, ModelDevice, ProfileFilter, Settings};
 use kerf_dra_driver::names::{DriverName, ProfileName};
@@ -64,6 +64,7 @@ fn gpu(memory_mib: u64, mig: &KnownMig) -> Gpu {
         numa_node: None,
         pcie_root: None,
         vgpu_guest: false,
+        board: BoardFacts::default(),
         mig: Some(Mig {
             current: MigMode::Enabled,
             pending: MigMode::Enabled,

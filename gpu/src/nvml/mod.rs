@@ -12,6 +12,7 @@
 
 mod board;
 mod events;
+mod facts;
 mod failure;
 mod gpu;
 mod mig;

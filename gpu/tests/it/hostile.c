@@ -40,6 +40,7 @@ typedef struct { u32 id, slices, max, sm, ce, dec, enc, jpg, ofa; } ci_profile;
 typedef struct { void *device, *gi; u32 id, profile; placement place; } ci_info;
 typedef struct { u32 pid; u64 memory; u32 gi, ci; } process;
 typedef struct { void *device; u64 type, data; u32 gi, ci; } event;
+typedef struct { u32 version; unsigned char cluster[16]; u32 status, clique; unsigned char state; u32 health; } fabric_v2;
 typedef struct { u32 version; u64 total, reserved, free, used; } memory_v2;
 
 #define HANDLE(number) ((void *)(uintptr_t)(0x1000 + (number)))
@@ -123,6 +124,27 @@ API u32 nvmlDeviceGetMemoryInfo_v2(void *device, memory_v2 *memory) {
     TRUST();
     if (MODE == ONE_BAD_GPU && device == HANDLE(1)) return 15;
     memory->total = MODE == ODD_NUMBERS ? ~0ull : 80ull << 30;
+    return 0;
+}
+API u32 nvmlDeviceGetSerial(void *device, char *buffer, u32 length) { TRUST(); return text(buffer, length, "1322"); }
+API u32 nvmlDeviceGetEccMode(void *device, u32 *current, u32 *pending) {
+    TRUST();
+    *current = *pending = MODE == ODD_NUMBERS ? 0xffffffffu : 1;
+    return 0;
+}
+API u32 nvmlDeviceGetNvLinkState(void *device, u32 link, u32 *active) {
+    TRUST();
+    if (MODE != ODD_NUMBERS && link > 3) return 2;
+    *active = MODE == ODD_NUMBERS ? 0xffffffffu : 1;
+    return 0;
+}
+API u32 nvmlDeviceGetGpuFabricInfoV(void *device, fabric_v2 *info) {
+    TRUST();
+    if (info->version != (sizeof *info | 2 << 24)) return 25;
+    memset(info->cluster, 0xff, sizeof *info - sizeof info->version);
+    if (MODE == ODD_NUMBERS) return 0;
+    info->status = 0;
+    info->state = 3;
     return 0;
 }
 API u32 nvmlDeviceGetMigMode(void *device, u32 *current, u32 *pending) {

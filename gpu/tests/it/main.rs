@@ -8,5 +8,6 @@
 )]
 
 mod emulated;
+mod facts;
 mod hostile;
 mod machine;

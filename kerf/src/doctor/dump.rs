@@ -28,7 +28,7 @@ fn key(name: &str) -> String {
 }
 
 fn model(answers: &Answers) -> Value {
-    let Answers { name, compute_capability, memory, board, profiles, .. } = answers;
+    let Answers { name, compute_capability, memory, board, facts, profiles, .. } = answers;
     let unseen: Vec<u32> =
         profiles.iter().filter(|of| of.instances.is_empty()).map(|of| of.profile.id.0).collect();
     let mut derived = Vec::new();
@@ -39,6 +39,9 @@ fn model(answers: &Answers) -> Value {
     }
     if !profiles.is_empty() && board.max_mig_devices == 0 {
         derived.push("max_devices, from the most instances of a profile: MIG is off".to_owned());
+    }
+    if facts.nvlinks.is_some() {
+        derived.push("nvlinks are those that are up".to_owned());
     }
     if !unseen.is_empty() {
         derived.push(format!(
@@ -54,6 +57,8 @@ fn model(answers: &Answers) -> Value {
         "brand": board.brand,
         "memory_mib": memory.0 >> 20,
         "power_limit_w": board.power_limit_w.unwrap_or(0),
+        "ecc": facts.ecc,
+        "nvlinks": facts.nvlinks.unwrap_or(0),
         "sources": ["NVML on such a board: everything that is not derived"],
         "derived": derived,
         "mig": if profiles.is_empty() { Value::Null } else { mig(answers) },

@@ -11,14 +11,17 @@ use uuid::Uuid;
 
 use crate::layout::{Layout, replace_link};
 use crate::model::{self, Models};
-use crate::state::{Gpu, State};
+use crate::state::{Clique, Gpu, State};
 use crate::store::Store;
 
 /// Most GPUs of a machine.
 pub const GPU_LIMIT: usize = 64;
 
-/// A GPU to install: `<model>[:key=value,…]` with `mig=on`, `pci=<address>`,
-/// `numa=<node>`, `minor=<number>`.
+/// What may stand behind a model's name.
+const OPTIONS: &str = "mig=on|off, pci=<address>, numa=<node>, minor=<number>, ecc=on|off, nvlinks=<links that are up>, \
+                       clique=<cluster UUID>.<clique> or vgpu=on|off";
+
+/// A GPU to install: `<model>[:key=value,…]` with [`OPTIONS`].
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Slot {
     /// Key of the model.
@@ -31,6 +34,14 @@ pub struct Slot {
     pub numa: Option<i32>,
     /// Minor number; its place in PCI order where absent.
     pub minor: Option<u32>,
+    /// Whether ECC is on; the model's where absent.
+    pub ecc: Option<bool>,
+    /// NVLinks that are up; all where absent.
+    pub nvlinks: Option<u32>,
+    /// The NVLink fabric it is registered with.
+    pub clique: Option<Clique>,
+    /// Whether it is a vGPU in a virtual machine.
+    pub vgpu: bool,
 }
 
 impl FromStr for Slot {
@@ -40,12 +51,14 @@ impl FromStr for Slot {
         let (model, options) = text.split_once(':').unwrap_or((text, ""));
         let mut slot = Self { model: model.to_owned(), ..Self::default() };
         for option in options.split(',').filter(|option| !option.is_empty()) {
-            let wrong =
-                || format!("`{option}` is not mig=on|off, pci=<address>, numa=<node> or minor=<number>");
+            let wrong = || format!("`{option}` is not {OPTIONS}");
             let (key, value) = option.split_once('=').ok_or_else(wrong)?;
             match (key, value) {
-                ("mig", "on") => slot.mig = true,
-                ("mig", "off") => slot.mig = false,
+                ("mig", "on" | "off") => slot.mig = value == "on",
+                ("vgpu", "on" | "off") => slot.vgpu = value == "on",
+                ("ecc", "on" | "off") => slot.ecc = Some(value == "on"),
+                ("nvlinks", _) => slot.nvlinks = Some(value.parse().map_err(|_| wrong())?),
+                ("clique", _) => slot.clique = Some(clique(value).ok_or_else(wrong)?),
                 ("pci", _) if is_pci_address(value) => slot.pci = Some(value.to_ascii_lowercase()),
                 ("numa", _) => slot.numa = Some(value.parse().map_err(|_| wrong())?),
                 ("minor", _) => slot.minor = Some(value.parse().map_err(|_| wrong())?),
@@ -54,6 +67,11 @@ impl FromStr for Slot {
         }
         Ok(slot)
     }
+}
+
+fn clique(text: &str) -> Option<Clique> {
+    let (cluster, id) = text.rsplit_once('.')?;
+    Some(Clique { cluster: cluster.parse().ok()?, id: id.parse().ok()? })
 }
 
 /// Whether a text is a PCI address as the kernel prints it: `0000:17:00.0`.
@@ -129,6 +147,12 @@ impl Plan {
         if slot.mig && model.mig.is_none() {
             return Err(format!("{} has no MIG", slot.model));
         }
+        if slot.ecc.is_some() && model.ecc.is_none() {
+            return Err(format!("{} has no ECC", slot.model));
+        }
+        if slot.nvlinks.is_some_and(|up| up > model.nvlinks) {
+            return Err(format!("{} has {} NVLinks", slot.model, model.nvlinks));
+        }
         let count = u32::try_from(self.gpus.len()).unwrap_or(1);
         let spread = |index: u32| i32::try_from(index * self.numa_nodes.max(1) / count).unwrap_or(0);
         // Three buses lie between neighbours; two GPUs of a NUMA node share a
@@ -151,6 +175,10 @@ impl Plan {
             numa,
             uuid: format!("GPU-{uuid}"),
             serial: format!("{:013}", uuid.as_u128() % 10_000_000_000_000),
+            ecc: slot.ecc.or(model.ecc),
+            nvlinks: slot.nvlinks.unwrap_or(model.nvlinks),
+            clique: slot.clique,
+            vgpu: slot.vgpu,
             mig_current: slot.mig,
             mig_pending: slot.mig,
             lost: false,

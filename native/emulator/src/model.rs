@@ -44,6 +44,12 @@ pub struct Model {
     pub memory_mib: u64,
     /// Default power limit.
     pub power_limit_w: u32,
+    /// Whether ECC is on from the factory; absent where the board has none.
+    #[serde(default)]
+    pub ecc: Option<bool>,
+    /// Its NVLinks; 0 where it has none.
+    #[serde(default)]
+    pub nvlinks: u32,
     /// Where the numbers were read or seen.
     #[serde(default)]
     pub sources: Vec<String>,

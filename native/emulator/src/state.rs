@@ -81,6 +81,18 @@ pub struct Gpu {
     pub uuid: String,
     /// Board serial number.
     pub serial: String,
+    /// Whether ECC is on; absent where the board has none.
+    #[serde(default)]
+    pub ecc: Option<bool>,
+    /// How many of its NVLinks are up.
+    #[serde(default)]
+    pub nvlinks: u32,
+    /// The NVLink fabric it is registered with.
+    #[serde(default)]
+    pub clique: Option<Clique>,
+    /// Whether this machine is a virtual one and the GPU a vGPU.
+    #[serde(default)]
+    pub vgpu: bool,
     /// Whether MIG is on now.
     pub mig_current: bool,
     /// Whether MIG is on after the next reset.
@@ -111,6 +123,15 @@ impl Gpu {
             .iter()
             .flat_map(|instance| instance.compute.iter().map(move |compute| (instance, compute)))
     }
+}
+
+/// A part of an NVLink fabric, all of whose GPUs reach each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Clique {
+    /// The fabric; all zero where it does not leave the machine.
+    pub cluster: Uuid,
+    /// The part of it.
+    pub id: u32,
 }
 
 /// A GPU instance.

@@ -18,6 +18,17 @@ use crate::state::Gpu;
 /// `NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED`.
 const FIELD_RESETLESS_MIG: u32 = 184;
 
+/// `NVML_GPU_VIRTUALIZATION_MODE_VGPU`.
+const VIRTUALIZATION_MODE_VGPU: u32 = 2;
+
+/// `NVML_GPU_FABRIC_STATE_COMPLETED`.
+const FABRIC_COMPLETED: u8 = 3;
+
+/// Cluster, clique and state of the fabric; state 0 where there is none.
+fn fabric(gpu: &Gpu) -> ([u8; 16], u32, u8) {
+    gpu.clique.map_or(([0; 16], 0, 0), |clique| (clique.cluster.into_bytes(), clique.id, FABRIC_COMPLETED))
+}
+
 /// Domain, bus and device of a PCI address.
 fn numbers(gpu: &Gpu) -> (u32, u32, u32) {
     let mut parts = gpu.pci.split([':', '.']).map(|part| u32::from_str_radix(part, 16).unwrap_or(0));
@@ -119,7 +130,10 @@ api! {
         with_gpu(session, device, |gpu, _| module.set(gpu.minor + 1))
     }
     fn nvmlDeviceGetSerial(device: nvmlDevice_t, text: Text, length: u32) |session| {
-        with_gpu(session, device, |gpu, _| text.set(length, &gpu.serial))
+        with_gpu(session, device, |gpu, _| {
+            // The board is the hypervisor's.
+            if gpu.vgpu { Err(Code::NOT_SUPPORTED) } else { text.set(length, &gpu.serial) }
+        })
     }
     fn nvmlDeviceGetVbiosVersion(device: nvmlDevice_t, text: Text, length: u32) |session| {
         with_gpu(session, device, |_, _| text.set(length, "96.00.00.00.00"))
@@ -152,26 +166,46 @@ api! {
         })
     }
     fn nvmlDeviceGetVirtualizationMode(device: nvmlDevice_t, mode: Out<u32>) |session| {
-        with_gpu(session, device, |_, _| mode.set(0))
+        with_gpu(session, device, |gpu, _| mode.set(if gpu.vgpu { VIRTUALIZATION_MODE_VGPU } else { 0 }))
     }
     fn nvmlDeviceGetGpuFabricInfo(device: nvmlDevice_t, info: Out<nvmlGpuFabricInfo_t>) |session| {
-        with_gpu(session, device, |_, _| {
-            info.set(nvmlGpuFabricInfo_t { clusterUuid: [0; 16], status: 0, cliqueId: 0, state: 0 })
+        with_gpu(session, device, |gpu, _| {
+            let (cluster, clique, state) = fabric(gpu);
+            info.set(nvmlGpuFabricInfo_t { clusterUuid: cluster, status: 0, cliqueId: clique, state })
         })
     }
     fn nvmlDeviceGetGpuFabricInfoV(device: nvmlDevice_t, info: Out<nvmlGpuFabricInfoV_t>) |session| {
         let version = info.cast::<u32>().get()?;
         if version >> 24 == 2 {
             check_version::<nvmlGpuFabricInfo_v2_t>(version, 2)?;
-            with_gpu(session, device, |_, _| info.cast().set(nvmlGpuFabricInfo_v2_t {
-                version, clusterUuid: [0; 16], status: 0, cliqueId: 0, state: 0, healthMask: 0,
-            }))
+            with_gpu(session, device, |gpu, _| {
+                let (cluster, clique, state) = fabric(gpu);
+                info.cast().set(nvmlGpuFabricInfo_v2_t {
+                    version, clusterUuid: cluster, status: 0, cliqueId: clique, state, healthMask: 0,
+                })
+            })
         } else {
             check_version::<nvmlGpuFabricInfoV_t>(version, 3)?;
-            with_gpu(session, device, |_, _| info.set(nvmlGpuFabricInfoV_t {
-                version, clusterUuid: [0; 16], status: 0, cliqueId: 0, state: 0, healthMask: 0, healthSummary: 0,
-            }))
+            with_gpu(session, device, |gpu, _| {
+                let (cluster, clique, state) = fabric(gpu);
+                info.set(nvmlGpuFabricInfoV_t {
+                    version, clusterUuid: cluster, status: 0, cliqueId: clique, state, healthMask: 0, healthSummary: 0,
+                })
+            })
         }
+    }
+    fn nvmlDeviceGetNvLinkState(device: nvmlDevice_t, link: u32, active: Out<u32>) |session| {
+        with_gpu(session, device, |gpu, model| {
+            if model.nvlinks == 0 || gpu.vgpu {
+                return Err(Code::NOT_SUPPORTED);
+            }
+            if link >= model.nvlinks {
+                return Err(Code::INVALID_ARGUMENT);
+            }
+            // An Ampere GPU in MIG mode has its links down.
+            let down = gpu.mig_current && model.mig.as_ref().is_some_and(|mig| mig.mode == ModeRule::NeedsReset);
+            active.set(u32::from(!down && link < gpu.nvlinks))
+        })
     }
     fn nvmlDeviceGetPersistenceMode(device: nvmlDevice_t, mode: Out<u32>) |session| {
         with_gpu(session, device, |gpu, _| mode.set(u32::from(gpu.persistence)))
@@ -220,9 +254,10 @@ api! {
         with_gpu(session, device, |_, _| state.set(0))
     }
     fn nvmlDeviceGetEccMode(device: nvmlDevice_t, current: Out<u32>, pending: Out<u32>) |session| {
-        with_gpu(session, device, |_, _| {
-            current.set(1)?;
-            pending.set(1)
+        with_gpu(session, device, |gpu, _| {
+            let on = u32::from(gpu.ecc.ok_or(Code::NOT_SUPPORTED)?);
+            current.set(on)?;
+            pending.set(on)
         })
     }
     fn nvmlDeviceGetRemappedRows(

@@ -85,6 +85,13 @@ fn placements(
     })
 }
 
+/// Refuses what only the hypervisor may do: a vGPU's mode and GPU instances
+/// are its own. What the control command does is the hypervisor's doing.
+fn not_a_guest(session: &Session, gpu: usize) -> Result<(), Code> {
+    let state = session.state()?;
+    if state.gpus.get(gpu).is_some_and(|gpu| gpu.vgpu) { Err(Code::NOT_SUPPORTED) } else { Ok(()) }
+}
+
 fn create(
     session: &Session,
     device: nvmlDevice_t,
@@ -94,6 +101,7 @@ fn create(
 ) -> Result<(), Code> {
     created.check()?;
     let gpu = writable_gpu(session, device)?;
+    not_a_guest(session, gpu)?;
     let (instance, serial) = session.machine.create_gpu_instance(gpu, profile, placement)?;
     created.set(Instance { gpu, instance, compute: 0, serial }.to_gpu_instance())
 }
@@ -132,6 +140,7 @@ api! {
         }
         with_gpu(session, device, |_, model| mig::of(model).map(|_| ()))?;
         let gpu = writable_gpu(session, device)?;
+        not_a_guest(session, gpu)?;
         match session.machine.set_mig_mode(gpu, mode == 1) {
             Ok(ModeChange::Active) => activation.set(0),
             Ok(ModeChange::Pending(why)) => activation.set(why.number()),
@@ -195,6 +204,7 @@ api! {
     fn nvmlGpuInstanceDestroy(instance: nvmlGpuInstance_t) |session| {
         let of = Instance::from_gpu_instance(instance)?;
         gpu_at(&session.machine, session.state()?.as_ref(), of.gpu)?;
+        not_a_guest(session, of.gpu)?;
         session.machine.destroy_gpu_instance(of.gpu, of.instance, of.serial)
     }
     fn nvmlDeviceGetGpuInstances(

@@ -124,7 +124,6 @@ unsupported! {
     nvmlDeviceGetNvLinkRemoteDeviceType
     nvmlDeviceGetNvLinkRemotePciInfo
     nvmlDeviceGetNvLinkRemotePciInfo_v2
-    nvmlDeviceGetNvLinkState
     nvmlDeviceGetNvLinkTelemetrySamples_v1
     nvmlDeviceGetNvLinkUtilizationControl
     nvmlDeviceGetNvLinkUtilizationCounter

@@ -9,6 +9,7 @@
     reason = "a failed step fails the test, and what it measured is printed"
 )]
 
+mod board;
 mod container;
 mod crash;
 mod events;

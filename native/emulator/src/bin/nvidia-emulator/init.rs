@@ -10,8 +10,8 @@ use crate::{Failure, say};
 
 #[derive(Debug, Args)]
 pub(crate) struct Init {
-    /// A GPU: `<model>[:mig=on,pci=<address>,numa=<node>,minor=<number>]`; once
-    /// for each.
+    /// A GPU: `<model>[:mig=on,pci=<address>,numa=<node>,minor=<number>,ecc=on|off,nvlinks=<up>,clique=<cluster UUID>.<clique>,vgpu=on]`;
+    /// once for each.
     #[arg(long = "gpu", required = true)]
     gpus: Vec<Slot>,
     /// NUMA nodes over which the GPUs are spread.

@@ -1,0 +1,118 @@
+//! What is read of a board beside what everything needs.
+
+use kerf_dra_driver::hardware::Hardware;
+use kerf_dra_driver::inventory::{BoardFacts, Gpu, MigMode};
+use kerf_emulator::state::{Action, Fault, State, When};
+
+use crate::machine::{Machine, on_machine};
+
+const CLUSTER: &str = "6f9619ff-8b86-d011-b42d-00cf4fc964ff";
+const ZEROS: &str = "00000000-0000-0000-0000-000000000000";
+
+fn gpus(machine: &Machine) -> Vec<Gpu> {
+    let inventory = machine.hardware().inventory().expect("an inventory");
+    assert_eq!(inventory.unreadable, []);
+    inventory.gpus
+}
+
+#[test]
+fn what_a_board_has_is_read_and_what_it_has_not_is_absent() {
+    let linked = format!("gb200:clique={CLUSTER}.7");
+    // HGX boards have a fabric that does not leave the node.
+    let alone = format!("h200:clique={ZEROS}.1");
+    let slots = ["t4", "rtx-pro-6000:ecc=off", "a30:nvlinks=0", &linked, &alone, "a100-40:mig=on", "h100-80"];
+    on_machine(&slots, |machine| {
+        let read: Vec<_> = gpus(machine)
+            .into_iter()
+            .map(|gpu| (gpu.board.ecc, gpu.board.nvlinks, gpu.board.nvlink_clique))
+            .collect();
+        assert_eq!(
+            read,
+            [
+                (Some(true), None, None),
+                (Some(false), None, None),
+                (Some(true), Some(0), None),
+                (Some(true), Some(18), Some(format!("{CLUSTER}.7"))),
+                (Some(true), Some(18), None),
+                (Some(true), Some(0), None),
+                (Some(true), Some(18), None),
+            ]
+        );
+        let state = machine.control().state().expect("a state");
+        for (read, known) in gpus(machine).iter().zip(&state.gpus) {
+            assert_eq!(read.board.serial.as_deref(), Some(known.serial.as_str()));
+        }
+    });
+}
+
+#[test]
+fn a_serial_number_of_zeros_is_none() {
+    on_machine(&["l4"], |machine| {
+        let blank = |state: &mut State| {
+            state.gpus[0].serial = "0".to_owned();
+            Ok(())
+        };
+        machine.control().change(blank).expect("a change");
+        assert_eq!(gpus(machine)[0].board.serial, None);
+    });
+}
+
+#[test]
+fn whatever_these_calls_answer_no_gpu_is_hidden_and_only_that_is_absent() {
+    let slot = format!("h100-80:clique={CLUSTER}.7");
+    on_machine(&[&slot], |machine| {
+        let whole = gpus(machine).remove(0);
+        let absent = |call: &str| {
+            let board = whole.board.clone();
+            match call {
+                "nvmlDeviceGetSerial" => BoardFacts { serial: None, ..board },
+                "nvmlDeviceGetEccMode" => BoardFacts { ecc: None, ..board },
+                "nvmlDeviceGetNvLinkState" => BoardFacts { nvlinks: None, ..board },
+                _ => BoardFacts { nvlink_clique: None, ..board },
+            }
+        };
+        for call in [
+            "nvmlDeviceGetSerial",
+            "nvmlDeviceGetEccMode",
+            "nvmlDeviceGetNvLinkState",
+            "nvmlDeviceGetGpuFabricInfoV",
+        ] {
+            assert_ne!(absent(call), whole.board, "{call}: the board has it");
+            // NOT_SUPPORTED, NO_PERMISSION, GPU_IS_LOST, ARGUMENT_VERSION_MISMATCH, UNKNOWN.
+            for code in [3, 4, 15, 25, 999] {
+                let fault = Fault {
+                    id: 1,
+                    call: call.to_owned(),
+                    when: When::Before,
+                    action: Action::Return(code),
+                    times: None,
+                    process: None,
+                };
+                let set = |state: &mut State| {
+                    state.faults = vec![fault.clone()];
+                    Ok(())
+                };
+                machine.control().change(set).expect("a fault");
+                let expected = Gpu { board: absent(call), ..whole.clone() };
+                assert_eq!(gpus(machine), [expected], "{call} answers {code}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_vgpu_is_told_from_a_gpu_and_its_mode_cannot_be_changed() {
+    on_machine(&["h100-80:vgpu=on,mig=on", "h100-80"], |machine| {
+        let [guest, host] = <[Gpu; 2]>::try_from(gpus(machine)).expect("two GPUs");
+        assert!(guest.vgpu_guest && !host.vgpu_guest);
+        assert_eq!((guest.board.serial, guest.board.nvlinks), (None, None));
+        let mig = guest.mig.expect("MIG");
+        assert_eq!(mig.current, MigMode::Enabled);
+        assert!(!mig.profiles.is_empty());
+        assert!(machine.hardware().set_mig_mode(guest.pci, MigMode::Disabled).is_err());
+        machine.control().create_gpu_instance(0, 9, None).expect("the hypervisor makes it");
+        let instances = machine.hardware().gpu_instances(guest.pci).expect("instances");
+        assert_eq!(instances.len(), 1);
+        assert!(machine.hardware().destroy_gpu_instance(guest.pci, instances[0].id).is_err());
+    });
+}
