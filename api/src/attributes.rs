@@ -2,7 +2,8 @@
 //!
 //! A key without a domain belongs to the domain of the driver name. The keys
 //! are those of NVIDIA's driver, so that classes and selectors written for it
-//! work unchanged. This module owns spelling only; it knows no values.
+//! work unchanged, and a few of ours. This module owns spelling only; it knows
+//! no values.
 
 /// Attribute keys in the driver's own domain.
 pub mod attribute {
@@ -34,6 +35,27 @@ pub mod attribute {
     pub const PCIE_ROOT: &str = "resource.kubernetes.io/pcieRoot";
     /// Standard, integer: the NUMA node.
     pub const NUMA_NODE: &str = "resource.kubernetes.io/numaNode";
+    /// Ours: the serial number of the board.
+    pub const SERIAL: &str = "serial";
+    /// Ours, boolean: whether ECC is on.
+    pub const ECC_ENABLED: &str = "eccEnabled";
+    /// Ours, boolean: whether a GPU has MIG.
+    pub const MIG_CAPABLE: &str = "migCapable";
+    /// Ours: what becomes of a GPU's MIG mode, see [`mig_mode`](super::mig_mode).
+    pub const MIG_MODE: &str = "migMode";
+    /// Ours, integer: how many of a GPU's NVLinks are up.
+    pub const NVLINKS: &str = "nvlinks";
+    /// Ours: fabric and clique of a GPU's NVLinks, `<cluster UUID>.<clique>`.
+    pub const NVLINK_CLIQUE: &str = "nvlinkClique";
+}
+
+/// The values of [`attribute::MIG_MODE`]. The mode a managed GPU is in is not
+/// among them: slices must not change with each prepare.
+pub mod mig_mode {
+    /// kerf turns it on and off as claims need it.
+    pub const MANAGED: &str = "Managed";
+    /// It is off and stays so.
+    pub const DISABLED: &str = "Disabled";
 }
 
 /// The values of [`attribute::TYPE`].

@@ -248,6 +248,7 @@ fn attribute(value: &AttributeValue) -> DeviceAttribute {
             DeviceAttribute { version: Some(version), ..DeviceAttribute::default() }
         }
         AttributeValue::Int(number) => DeviceAttribute { int: Some(number), ..DeviceAttribute::default() },
+        AttributeValue::Bool(flag) => DeviceAttribute { bool: Some(flag), ..DeviceAttribute::default() },
     }
 }
 

@@ -10,8 +10,8 @@ mod settings;
 
 use std::collections::BTreeMap;
 
-use kerf_api::attributes::{Amount, attribute, device_type};
-use serde::{Deserialize, Serialize};
+use kerf_api::attributes::{Amount, attribute, device_type, mig_mode};
+use serde::{Deserialize, Deserializer, Serialize};
 
 pub use counters::Counters;
 pub(crate) use counters::quantity;
@@ -44,6 +44,7 @@ pub struct ModelDevice {
     /// What it is.
     pub kind: DeviceKind,
     /// Its attributes by key.
+    #[serde(deserialize_with = "known_attributes")]
     pub attributes: BTreeMap<String, AttributeValue>,
     /// Its capacities by name; memory in bytes.
     pub capacity: BTreeMap<String, u64>,
@@ -109,6 +110,17 @@ pub enum AttributeValue {
     Version(String),
     /// A whole number.
     Int(i64),
+    /// Yes or no.
+    Bool(bool),
+}
+
+/// Attributes without those whose values are of a kind that a later version
+/// wrote: no attribute is worth a record that cannot be read.
+fn known_attributes<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<BTreeMap<String, AttributeValue>, D::Error> {
+    let all = BTreeMap::<String, serde_json::Value>::deserialize(deserializer)?;
+    Ok(all.into_iter().filter_map(|(key, value)| Some((key, serde_json::from_value(value).ok()?))).collect())
 }
 
 /// A foreign GPU instance: where it is and what it takes away.
@@ -126,7 +138,8 @@ impl GpuModel {
     pub fn of(settings: &Settings, inventory: &Inventory, gpu: &Gpu, foreign: &[GpuInstance]) -> Self {
         // A GPU that names profiles but no placement cannot be partitioned.
         let mig = gpu.mig.as_ref().filter(|mig| possible_partitions(mig).next().is_some());
-        let (whole, partitions) = match (mig, settings.mig_mode_policy(gpu)) {
+        let policy = settings.mig_mode_policy(gpu);
+        let (whole, partitions) = match (mig, policy) {
             (None, _) => (true, false),
             (Some(_), MigModePolicy::Manage) => (true, true),
             (Some(mig), MigModePolicy::Keep) => {
@@ -137,7 +150,12 @@ impl GpuModel {
         let foreign_here = mig.map_or(&[][..], |_| foreign);
         let mut devices = BTreeMap::new();
         if whole {
-            devices.insert(DeviceName::whole(gpu.pci), whole_gpu(inventory, gpu, &counters));
+            let mode = mig.map(|_| match policy {
+                MigModePolicy::Manage => mig_mode::MANAGED,
+                // Only what is off is published as a whole.
+                MigModePolicy::Keep => mig_mode::DISABLED,
+            });
+            devices.insert(DeviceName::whole(gpu.pci), whole_gpu(inventory, gpu, mode, &counters));
         }
         if let Some(mig) = mig.filter(|_| partitions) {
             for (profile, placement) in possible_partitions(mig) {
@@ -154,7 +172,12 @@ impl GpuModel {
                     .iter()
                     .find(|instance| instance.profile == profile.id && instance.placement == placement)
                     .filter(|_| settings.foreign_partitions == ForeignPartitions::Publish);
-                devices.insert(name, partition(inventory, gpu, mig, profile, placement, instance));
+                let device = partition(inventory, gpu, mig, profile, placement, instance);
+                // A vGPU has the GPU instances that its hypervisor made: more
+                // cannot be made in the guest.
+                if !gpu.vgpu_guest || device.partition().is_some_and(|partition| partition.fixed) {
+                    devices.insert(name, device);
+                }
             }
         }
         let occupied = |instance: &GpuInstance| Occupied {
@@ -183,8 +206,28 @@ fn possible_partitions(mig: &Mig) -> impl Iterator<Item = (&Profile, Placement)>
         .flat_map(|profile| counters::placements(profile).map(move |placement| (profile, placement)))
 }
 
-fn whole_gpu(inventory: &Inventory, gpu: &Gpu, counters: &Counters) -> ModelDevice {
+/// A whole GPU; `mode` is what becomes of its MIG mode, absent without MIG.
+fn whole_gpu(
+    inventory: &Inventory,
+    gpu: &Gpu,
+    mode: Option<&'static str>,
+    counters: &Counters,
+) -> ModelDevice {
     let mut attributes = gpu_attributes(inventory, gpu);
+    attributes.bool(attribute::MIG_CAPABLE, mode.is_some());
+    if let Some(mode) = mode {
+        attributes.string(attribute::MIG_MODE, mode);
+    }
+    // Partitions reach nothing through NVLink.
+    let in_mig_mode = gpu.mig.as_ref().is_some_and(|mig| mig.current == MigMode::Enabled);
+    // That they are down in MIG mode says nothing of what a whole GPU has:
+    // `published` keeps what was known before.
+    if let Some(up) = gpu.board.nvlinks.filter(|up| *up > 0 || !in_mig_mode) {
+        attributes.int(attribute::NVLINKS, up);
+    }
+    if let Some(clique) = &gpu.board.nvlink_clique {
+        attributes.string(attribute::NVLINK_CLIQUE, clique);
+    }
     attributes.string(attribute::TYPE, device_type::GPU);
     attributes.string(attribute::UUID, &gpu.uuid);
     // NVML does not tell the memory of every board; zero would be a lie.
@@ -259,7 +302,13 @@ fn gpu_attributes(inventory: &Inventory, gpu: &Gpu) -> Attributes {
         attributes.string(attribute::PCIE_ROOT, root);
     }
     if let Some(node) = gpu.numa_node {
-        attributes.0.insert(attribute::NUMA_NODE.to_owned(), AttributeValue::Int(node.into()));
+        attributes.int(attribute::NUMA_NODE, node);
+    }
+    if let Some(serial) = &gpu.board.serial {
+        attributes.string(attribute::SERIAL, serial);
+    }
+    if let Some(on) = gpu.board.ecc {
+        attributes.bool(attribute::ECC_ENABLED, on);
     }
     attributes
 }
@@ -280,6 +329,14 @@ impl Attributes {
     /// A text for readers, cut where it is too long.
     fn label(&mut self, key: &str, value: &str) {
         self.string(key, &value[..value.floor_char_boundary(MAX_STRING)]);
+    }
+
+    fn int(&mut self, key: &str, value: u32) {
+        self.0.insert(key.to_owned(), AttributeValue::Int(value.into()));
+    }
+
+    fn bool(&mut self, key: &str, value: bool) {
+        self.0.insert(key.to_owned(), AttributeValue::Bool(value));
     }
 
     fn numbers(&mut self, key: &str, (major, minor): (u32, u32)) {

@@ -11,6 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use kerf_api::attributes::attribute;
 use serde::{Deserialize, Serialize};
 
 use crate::inventory::{MigMode, Placement};
@@ -156,7 +157,12 @@ pub fn merge(
     for (name, old) in previous.into_iter().flat_map(|record| &record.devices) {
         let wanted = devices.get_mut(name);
         match wanted {
-            Some(wanted) if wanted.device.costs_as(&old.device) => wanted.unknown.clone_from(&old.unknown),
+            Some(wanted) if wanted.device.costs_as(&old.device) => {
+                wanted.unknown.clone_from(&old.unknown);
+                if current.is_some_and(|model| model.mode == Some(MigMode::Enabled)) {
+                    keep_what_mig_mode_hides(&mut wanted.device, &old.device);
+                }
+            }
             wanted => {
                 let reason = leaving_reason(&old.device, wanted.map(|wanted| &wanted.device), current);
                 devices.insert(name.clone(), still_there(old, reason));
@@ -186,6 +192,16 @@ pub fn merge(
         unpublishable,
         unknown: previous.map(|record| record.unknown.clone()).unwrap_or_default(),
     })
+}
+
+/// Keeps what cannot be told of a GPU in MIG mode as it was published: content
+/// that changed with the mode would have slices rewritten at each prepare.
+fn keep_what_mig_mode_hides(wanted: &mut ModelDevice, old: &ModelDevice) {
+    for key in [attribute::NVLINKS, attribute::NVLINK_CLIQUE] {
+        if let Some(value) = old.attributes.get(key) {
+            wanted.attributes.entry(key.to_owned()).or_insert_with(|| value.clone());
+        }
+    }
 }
 
 /// A device that stays as it was published. Its settling time goes on only if

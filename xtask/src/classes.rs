@@ -141,7 +141,7 @@ mod tests {
         let page = file("docs/claims.md");
         let examples: Vec<&str> =
             page.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
-        assert_eq!(examples.len(), 8);
+        assert_eq!(examples.len(), 9);
         for example in examples {
             let object: Value = serde_saphyr::from_str(example).expect(example);
             assert!(object["kind"].is_string(), "{example}");

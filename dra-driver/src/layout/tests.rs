@@ -76,6 +76,13 @@ fn check_api_limits(slices: &[ResourceSliceSpec]) {
             for (_, value) in attributes {
                 let text = value.string.as_deref().or(value.version.as_deref()).unwrap_or_default();
                 assert!(text.len() <= 64);
+                let kinds = [
+                    value.string.is_some(),
+                    value.version.is_some(),
+                    value.int.is_some(),
+                    value.bool.is_some(),
+                ];
+                assert_eq!(kinds.iter().filter(|kind| **kind).count(), 1, "an attribute has one value");
             }
             assert!(device.taints.iter().flatten().count() <= 16);
             let mut keys = HashSet::new();

@@ -1,8 +1,10 @@
+mod nvidia;
+
 use std::collections::BTreeSet;
 
 use super::*;
 use crate::fixtures::{Model, gpu, instance, inventory, mig_on, settings};
-use crate::inventory::{Architecture, Bytes};
+use crate::inventory::{Architecture, BoardFacts, Bytes};
 
 fn model(gpu: &Gpu) -> GpuModel {
     model_with(&settings(), gpu, &[])
@@ -130,6 +132,55 @@ fn a_kept_mode_publishes_what_it_serves_and_a_managed_one_both() {
 }
 
 #[test]
+fn a_vgpu_in_mig_mode_has_the_partitions_that_its_hypervisor_made_and_no_other() {
+    let mut guest = mig_on(gpu(Model::H100, "0000:65:00.0"));
+    guest.vgpu_guest = true;
+    assert_eq!(device_names(&model(&guest)), [""; 0]);
+    let made = instance(&guest, "3g.40gb", 4);
+    let model = model_with(&settings(), &guest, std::slice::from_ref(&made));
+    assert_eq!(device_names(&model), ["gpu-0000-65-00-0-mig-3g-40gb-4"]);
+    let mut bare = made;
+    bare.compute_instances.clear();
+    assert_eq!(model_with(&settings(), &guest, &[bare]).devices.len(), 0, "without a compute instance");
+}
+
+#[test]
+fn what_is_published_of_a_managed_gpu_does_not_tell_the_mode_it_is_in() {
+    let off = gpu(Model::H100, "0000:65:00.0");
+    assert_eq!(model(&off).devices, model(&mig_on(off)).devices);
+}
+
+#[test]
+fn a_gpu_says_whether_it_has_mig_and_what_becomes_of_its_mode() {
+    let said = |settings: &Settings, gpu: Gpu| {
+        let model = model_with(settings, &gpu, &[]);
+        let attributes = &model.devices[&DeviceName::whole(gpu.pci)].attributes;
+        (attributes.get("migCapable").cloned(), attributes.get("migMode").cloned())
+    };
+    let (yes, no) = (Some(AttributeValue::Bool(true)), Some(AttributeValue::Bool(false)));
+    let mode = |text: &str| Some(AttributeValue::String(text.to_owned()));
+    let keep = Settings { mig_mode: Some(MigModePolicy::Keep), ..settings() };
+    let of = |model| gpu(model, "0000:65:00.0");
+    assert_eq!(said(&settings(), of(Model::H100)), (yes.clone(), mode("Managed")));
+    assert_eq!(said(&settings(), mig_on(of(Model::H100))), (yes.clone(), mode("Managed")));
+    assert_eq!(said(&keep, of(Model::H100)), (yes.clone(), mode("Disabled")));
+    assert_eq!(said(&settings(), of(Model::A100)), (yes, mode("Disabled")));
+    assert_eq!(said(&settings(), of(Model::L4)), (no, None));
+}
+
+#[test]
+fn what_nvml_does_not_tell_of_a_board_is_left_out() {
+    let mut silent = gpu(Model::H100, "0000:65:00.0");
+    silent.board = BoardFacts::default();
+    let model = model(&silent);
+    for device in model.devices.values() {
+        for key in ["serial", "eccEnabled", "nvlinks", "nvlinkClique"] {
+            assert!(!device.attributes.contains_key(key), "{key}");
+        }
+    }
+}
+
+#[test]
 fn only_admitted_profiles_are_published_and_the_counters_stay() {
     let h100 = gpu(Model::H100, "0000:65:00.0");
     let filtered = Settings { mig_profiles: "1g.10gb+me,3g.40gb".parse().expect("names"), ..settings() };
@@ -200,6 +251,7 @@ fn what_nvml_says_never_makes_a_device_that_the_api_refuses() {
     let mut odd = gpu(Model::H100, "fffffff0:ff:1f.7");
     odd.product = "ü".repeat(40);
     odd.uuid = "x".repeat(65);
+    odd.board.serial = Some("x".repeat(65));
     odd.memory = Bytes(0);
     odd.architecture = Architecture::Newer(99);
     let mig = odd.mig.as_mut().expect("MIG");
@@ -215,6 +267,7 @@ fn what_nvml_says_never_makes_a_device_that_the_api_refuses() {
     assert_eq!(model.devices.len(), 25, "the impossible placements and the twins are not published");
     let whole = &model.devices[&DeviceName::whole(odd.pci)];
     assert!(!whole.attributes.contains_key("uuid") && whole.capacity.is_empty());
+    assert!(!whole.attributes.contains_key("serial"));
     assert!(matches!(&whole.attributes["productName"], AttributeValue::String(name) if name.len() == 64));
     assert!(model.counters.iter().count() <= 32);
 
@@ -223,13 +276,26 @@ fn what_nvml_says_never_makes_a_device_that_the_api_refuses() {
     assert_eq!(self::model(&odd).devices.len(), 1, "without a placement it is a GPU without MIG");
 }
 
-/// The rows of a table of `docs/claims.md`, by their first cell.
-fn documented(section: &str) -> BTreeMap<&'static str, Vec<&'static str>> {
-    let page = include_str!("../../../docs/claims.md");
+/// The name of an attribute's type in the API.
+fn kind_of(value: &AttributeValue) -> &'static str {
+    match value {
+        AttributeValue::String(_) => "string",
+        AttributeValue::Version(_) => "version",
+        AttributeValue::Int(_) => "int",
+        AttributeValue::Bool(_) => "bool",
+    }
+}
+
+/// The rows of a table of a page, by their first cell.
+fn rows(page: &'static str, section: &str) -> BTreeMap<&'static str, Vec<&'static str>> {
     let (_, rest) = page.split_once(&format!("\n## {section}\n")).expect("the section");
     let rows = rest.split("\n## ").next().unwrap_or_default().lines().filter(|line| line.starts_with("| `"));
     let cells = |row: &'static str| row.trim_matches('|').split(" | ").map(str::trim).collect::<Vec<_>>();
     rows.map(|row| (cells(row)[0].trim_matches('`'), cells(row)[1..].to_vec())).collect()
+}
+
+fn documented(section: &str) -> BTreeMap<&'static str, Vec<&'static str>> {
+    rows(include_str!("../../../docs/claims.md"), section)
 }
 
 #[test]
@@ -240,11 +306,7 @@ fn the_page_of_claims_lists_exactly_what_is_published() {
         for device in model.devices.values() {
             let of = if device.partition().is_some() { device_type::MIG } else { device_type::GPU };
             for (key, value) in &device.attributes {
-                let kind = match value {
-                    AttributeValue::String(_) => "string",
-                    AttributeValue::Version(_) => "version",
-                    AttributeValue::Int(_) => "int",
-                };
+                let kind = kind_of(value);
                 let known = attributes.entry(key.clone()).or_insert((kind, BTreeSet::new()));
                 assert_eq!(known.0, kind, "{key}");
                 known.1.insert(of);

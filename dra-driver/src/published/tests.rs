@@ -2,7 +2,7 @@ use super::*;
 use crate::fixtures::{Model, gpu, instance, inventory, mig_on, names, pci, settings};
 use crate::inventory::{Gpu, GpuInstance};
 use crate::layout::layout;
-use crate::model::Settings;
+use crate::model::{AttributeValue, Settings};
 use crate::taint::Conditions;
 
 const NAME_1G: &str = "gpu-0000-65-00-0-mig-1g-5gb-4";
@@ -153,6 +153,35 @@ fn a_gpu_that_is_gone_and_empty_is_forgotten() {
     let all: Vec<DeviceName> = record.devices.keys().cloned().collect();
     record.withdraw(&all);
     assert_eq!(merge(model.pci, Some(&record), None, &BTreeSet::new()), None);
+}
+
+#[test]
+fn what_mig_mode_hides_of_a_gpu_stays_as_it_was_published() {
+    let off = gpu(Model::H100, "0000:65:00.0");
+    let mut on = mig_on(off.clone());
+    on.board.nvlinks = Some(0);
+    on.board.nvlink_clique = None;
+    let whole = DeviceName::whole(off.pci);
+    let model = |gpu: &Gpu| model_with(&settings(), gpu, &[]);
+    let first = merged(None, &model(&off), &BTreeSet::new());
+    let next = merged(Some(&first), &model(&on), &BTreeSet::new());
+    assert_eq!(next.devices, first.devices);
+    let fresh = merged(None, &model(&on), &BTreeSet::new());
+    assert!(!fresh.devices[&whole].device.attributes.contains_key("nvlinks"), "nobody knows it yet");
+    // With MIG off, what NVML says is so.
+    let mut unbridged = off;
+    unbridged.board = on.board;
+    let last = merged(Some(&next), &model(&unbridged), &BTreeSet::new());
+    assert_eq!(last.devices[&whole].device.attributes["nvlinks"], AttributeValue::Int(0));
+    assert!(!last.devices[&whole].device.attributes.contains_key("nvlinkClique"));
+}
+
+#[test]
+fn an_attribute_of_a_kind_that_a_later_version_wrote_costs_no_record() {
+    let record = merged(None, &model_with(&settings(), &a100(), &[]), &BTreeSet::new());
+    let mut json = serde_json::to_value(&record).expect("a record");
+    json["devices"][NAME_1G]["device"]["attributes"]["later"] = serde_json::json!({"ints": [1, 2]});
+    assert_eq!(serde_json::from_value::<GpuRecord>(json).expect("a record"), record);
 }
 
 #[test]
