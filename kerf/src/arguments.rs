@@ -201,8 +201,9 @@ pub(crate) struct NodeArguments {
     #[arg(long, env = "POD_UID", value_parser = instance)]
     pub(crate) instance: Option<String>,
     /// Whether kerf changes the MIG mode of GPUs when a claim needs the other
-    /// one: `manage` or `keep`. Default: `manage` from Hopper on. Ampere GPUs
-    /// and vGPU guests are always kept, since a change needs a reset there.
+    /// one: `manage` or `keep`. Default: `manage` from Hopper on. Ampere GPUs,
+    /// where a change needs a reset, and vGPU guests, where the mode is the
+    /// hypervisor's, are always kept.
     #[arg(long, env = "MIG_MODE")]
     pub(crate) mig_mode: Option<MigModePolicy>,
     /// The MIG profiles to publish: `all`, `none`, or names separated by commas.

@@ -177,6 +177,22 @@ fn what_mig_mode_hides_of_a_gpu_stays_as_it_was_published() {
 }
 
 #[test]
+fn an_attribute_that_changes_is_published_of_a_held_device_too_and_moves_nothing() {
+    let before = gpu(Model::H100, "0000:65:00.0");
+    let mut after = before.clone();
+    after.board.ecc = Some(false);
+    let whole = DeviceName::whole(before.pci);
+    let held = BTreeSet::from([whole.clone()]);
+    let model = |gpu: &Gpu| model_with(&settings(), gpu, &[]);
+    let first = merged(None, &model(&before), &held);
+    let next = merged(Some(&first), &model(&after), &held);
+    assert_eq!(next.devices[&whole].device.attributes["eccEnabled"], AttributeValue::Bool(false));
+    assert_eq!(next.leaving().count(), 0);
+    assert_eq!((&next.counters, &next.available), (&first.counters, &first.available));
+    assert!(next.devices.keys().eq(first.devices.keys()));
+}
+
+#[test]
 fn an_attribute_of_a_kind_that_a_later_version_wrote_costs_no_record() {
     let record = merged(None, &model_with(&settings(), &a100(), &[]), &BTreeSet::new());
     let mut json = serde_json::to_value(&record).expect("a record");
