@@ -25,6 +25,7 @@ pub fn down(name: &str) -> Result<()> {
     require_root()?;
     let _lock = files::Lock::take(&layout.lock())?;
     check_owner(&layout)?;
+    let was_there = layout.state.exists();
 
     for component in Component::ALL.iter().rev().filter(|component| **component != Component::Etcd) {
         end(&layout, *component)?;
@@ -49,6 +50,8 @@ pub fn down(name: &str) -> Result<()> {
     for folder in layout.folders().iter().rev() {
         files::remove(folder)?;
     }
+    // What is left without its folder, the loop above has ended too.
+    eprintln!("cluster {name} {}", if was_there { "is down" } else { "was not there" });
     Ok(())
 }
 
