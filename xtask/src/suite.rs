@@ -64,7 +64,7 @@ fn stages(report: &mut Report, release: Option<Release>) -> Result<()> {
         }
         exec::inherit(&mut tests)
     });
-    let tests = tests.and_then(|()| report.stage("slices on the real API server", publisher));
+    let tests = tests.and_then(|()| report.stage("slices on the real API server", real_server));
     let down = report.stage("clusters down", clusters_down);
     tests.and(down)
 }
@@ -75,11 +75,12 @@ fn clusters_down() -> Result<()> {
     all.map(cluster::down).fold(Ok(()), Result::and)
 }
 
-/// The publisher's test that wants a real API server, on that of a cluster.
-fn publisher() -> Result<()> {
+/// The tests that want a real API server, on that of a cluster: the publisher's,
+/// and that of every model. As part of the whole workspace they are built already.
+fn real_server() -> Result<()> {
     let cluster = Cluster::open(CLUSTERS[0])?.context("the cluster is gone")?;
-    let test = ["test", "--quiet", "--package", "kerf-controller", "--test", "it"];
-    let arguments = [&test[..], &["real_server", "--", "--nocapture"]].concat();
+    let test = ["test", "--quiet", "--workspace", "--exclude", "kerf-e2e", "--test", "it"];
+    let arguments = [&test[..], &["real_server::", "--", "--nocapture"]].concat();
     exec::inherit(exec::cargo(&arguments).env("KERF_TEST_KUBECONFIG", cluster.kubeconfig()))
 }
 

@@ -10,12 +10,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use kerf_dra_driver::journal::Entry;
-use kerf_emulator::install::{DriverSources, Plan, install};
 use kerf_emulator::model::built_in;
 use kerf_emulator::state::{Action, Fault, When};
 use serde_json::{Value, json};
 
-const VERSION: &str = "580.95.05";
+use crate::emulated::{VERSION, install_on};
+
 const UID: &str = "5b4ba64e-3b1b-4a2c-9d3e-0123456789ab";
 
 /// A healthy node: an emulated machine, a kubelet's folders, a status socket.
@@ -26,20 +26,10 @@ struct Node {
 
 impl Node {
     fn new(gpus: &[&str]) -> Self {
-        let program = std::env::current_exe().unwrap();
-        let sources = DriverSources { library: program.with_file_name("libkerf_emulator.so"), smi: program };
-        let plan = Plan {
-            gpus: gpus.iter().map(|gpu| gpu.parse().unwrap()).collect(),
-            numa_nodes: 1,
-            seed: "kerf-doctor".to_owned(),
-            driver_version: VERSION.to_owned(),
-            cuda_version: 13_000,
-            models: built_in().unwrap(),
-        };
         let mut node = Self { root: tempfile::tempdir().unwrap(), sockets: Vec::new() };
         // Folders for a test are closed to others, those of a node are not.
         fs::set_permissions(node.root.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        install(node.root.path(), &plan, &sources).unwrap();
+        install_on(node.root.path(), gpus);
         node.put(&format!("{}/libcuda.so.{VERSION}", Node::libraries()), "x");
         node.put("etc/containerd/config.toml", "version = 3\n");
         fs::create_dir_all(node.path("cdi")).unwrap();

@@ -1,4 +1,5 @@
-//! The binary, as a container runtime calls it.
+//! The binary, as a container runtime or an operator calls it, and what it
+//! joins: back-end, plugin and layout on emulated machines.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -6,3 +7,8 @@ mod bundle;
 mod cdi_hook;
 mod cdi_hook_runc;
 mod doctor;
+mod emulated;
+mod every_model;
+mod random_claims;
+mod real_server;
+mod scheduler;
