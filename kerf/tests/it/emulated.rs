@@ -2,6 +2,7 @@
 //! the real FFI, the plugin with its journal and CDI folder, the layout.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use futures::future::join_all;
@@ -186,11 +187,14 @@ impl Emulated {
         self.state().gpus.into_iter().flat_map(of).collect()
     }
 
-    /// The files that claims have on the node: entries, specs, and what could
-    /// not be read.
+    /// All files that claims have on the node: entries, specs, what could not be
+    /// read, and what is only half written.
     pub(crate) fn files_of_claims(&self) -> Vec<String> {
         let folders = ["plugin/state/claims", "plugin/state/quarantine", "cdi"];
-        folders.into_iter().flat_map(|folder| self.node.files(folder)).collect()
+        // Some are made when they are needed.
+        let files = |folder: &str| fs::read_dir(self.node.root.join(folder)).into_iter().flatten();
+        let names = folders.into_iter().flat_map(files).map(|file| file.unwrap().file_name());
+        names.map(|name| name.into_string().unwrap()).collect()
     }
 }
 

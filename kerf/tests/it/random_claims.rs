@@ -20,6 +20,7 @@ use kerf_dra_driver::publication::Publication;
 use kerf_dra_driver::taint::Conditions;
 use kerf_emulator::model::built_in;
 use kerf_kubelet_plugin::Plugin;
+use kerf_kubelet_plugin::testing::Fuse;
 use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::RngSeed;
@@ -61,6 +62,9 @@ enum Event {
     Again(Index),
     /// kerf is restarted.
     Restart,
+    /// It is killed at a write, while claims come and one is given back. The
+    /// kubelet asks the next one for all of that again.
+    Kill { write: usize, after: bool, claims: Vec<Vec<Choice>>, release: Option<Index> },
     /// The machine is, and the kubelet asks again for all claims at once.
     Reboot,
 }
@@ -79,11 +83,14 @@ fn foreign() -> impl Strategy<Value = Vec<Foreign>> {
 fn events() -> impl Strategy<Value = Vec<Event>> {
     let choice = (any::<Index>(), proptest::option::of(any::<Index>()));
     let claim = proptest::collection::vec(choice, 1..4);
+    let claims = proptest::collection::vec(claim, 1..4).boxed();
+    let kill = (0..30_usize, any::<bool>(), claims.clone(), proptest::option::of(any::<Index>()));
     let event = prop_oneof![
-        8 => proptest::collection::vec(claim, 1..4).prop_map(Event::Claims),
+        8 => claims.prop_map(Event::Claims),
         6 => any::<Index>().prop_map(Event::Release),
         1 => any::<Index>().prop_map(Event::Again),
         1 => Just(Event::Restart),
+        2 => kill.prop_map(|(write, after, claims, release)| Event::Kill { write, after, claims, release }),
         1 => Just(Event::Reboot),
     ];
     proptest::collection::vec(event, 1..24)
@@ -125,7 +132,8 @@ struct Life {
     inventory: Inventory,
     /// The GPU instances of somebody else.
     foreign: BTreeSet<(String, u32, u32)>,
-    plugin: Plugin,
+    /// Only while one follows another there is none.
+    plugin: Option<Plugin>,
     publication: Publication,
     slices: Vec<ResourceSliceSpec>,
     scheduler: Scheduler,
@@ -148,49 +156,86 @@ async fn live(slots: &[Slot], foreign: &[Foreign], events: &[Event]) -> Result<(
     let foreign = machine.instances();
     let claims = BTreeMap::new();
     let inventory = machine.inventory();
-    let mut life =
-        Life { machine, inventory, foreign, plugin, publication, slices, scheduler, claims, made: 0 };
+    let mut life = Life {
+        machine,
+        inventory,
+        foreign,
+        plugin: Some(plugin),
+        publication,
+        slices,
+        scheduler,
+        claims,
+        made: 0,
+    };
     for event in events {
         life.meet(event).await.map_err(|error| format!("{event:?}: {error}"))?;
         life.check().await;
     }
     while let Some((name, _)) = life.claims.pop_first() {
-        life.machine.unprepare(&life.plugin, &name).await?;
+        life.machine.unprepare(life.plugin(), &name).await?;
     }
     life.check().await;
-    assert_eq!(life.machine.files_of_claims(), [""; 0]);
     Ok(())
 }
 
 impl Life {
+    fn plugin(&self) -> &Plugin {
+        self.plugin.as_ref().unwrap()
+    }
+
+    async fn restart(&mut self) {
+        self.plugin = None;
+        self.plugin = Some(self.machine.plugin().await);
+    }
+
     async fn meet(&mut self, event: &Event) -> Result<(), String> {
         match event {
             Event::Claims(claims) => {
                 let new = self.allocate(claims);
-                self.machine.prepare(&self.plugin, &new).await?;
+                self.machine.prepare(self.plugin(), &new).await?;
                 self.claims.extend(new);
             }
             Event::Release(which) => {
                 if let Some(name) = self.one_of(*which) {
-                    self.machine.unprepare(&self.plugin, &name).await?;
+                    self.machine.unprepare(self.plugin(), &name).await?;
                     self.claims.remove(&name);
                 }
             }
             Event::Again(which) => {
                 if let Some(name) = self.one_of(*which) {
                     let again = BTreeMap::from([(name.clone(), self.claims[&name].clone())]);
-                    self.machine.prepare(&self.plugin, &again).await?;
+                    self.machine.prepare(self.plugin(), &again).await?;
                 }
             }
-            Event::Restart => self.plugin = self.machine.plugin().await,
+            Event::Restart => self.restart().await,
+            Event::Kill { write, after, claims, release } => {
+                let new = self.allocate(claims);
+                let released = release.and_then(|which| self.one_of(which));
+                self.plugin = None;
+                let fuse = Fuse::at(*write, *after);
+                // It may die while it starts, and whatever it answers.
+                if let Ok(plugin) = self.machine.node.plugin_with(self.machine.hardware(), &fuse) {
+                    let _ = self.machine.prepare(&plugin, &new).await;
+                    if let Some(name) = &released {
+                        let _ = self.machine.unprepare(&plugin, name).await;
+                    }
+                }
+                self.restart().await;
+                self.machine.prepare(self.plugin(), &new).await?;
+                self.claims.extend(new);
+                if let Some(name) = released {
+                    self.machine.unprepare(self.plugin(), &name).await?;
+                    self.claims.remove(&name);
+                }
+            }
             // What somebody else made would be gone, and with it what is published.
             Event::Reboot if !self.foreign.is_empty() => {}
             Event::Reboot => {
                 self.machine.control().reboot().unwrap();
                 self.made += 1;
                 self.machine.node.boot(&format!("boot-of-{}", self.made)).unwrap();
-                self.plugin = self.machine.plugin().await;
-                self.machine.prepare(&self.plugin, &self.claims).await?;
+                self.restart().await;
+                self.machine.prepare(self.plugin(), &self.claims).await?;
             }
         }
         Ok(())
@@ -242,7 +287,8 @@ impl Life {
         });
         let expected = self.foreign.iter().cloned().chain(partitions).collect();
         assert_eq!(self.machine.instances(), expected, "{:?}", self.claims);
-        let slices = self.machine.publish(&self.plugin, &mut self.publication, &Conditions::default()).await;
+        let plugin = self.plugin.as_ref().unwrap();
+        let slices = self.machine.publish(plugin, &mut self.publication, &Conditions::default()).await;
         assert_eq!(slices, self.slices, "{:?}", self.claims);
         let files: usize = self.machine.files_of_claims().len();
         assert_eq!(files, 2 * self.claims.len(), "{:?}", self.machine.files_of_claims());
