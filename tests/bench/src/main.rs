@@ -14,9 +14,11 @@ mod figures;
 mod memory;
 mod node;
 
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use xtask::cluster::{Cluster, Options};
 
 use crate::claims::Claims;
@@ -25,6 +27,8 @@ use crate::node::Node;
 
 /// GPUs of the bench.
 const GPUS: usize = 8;
+/// GPUs of the largest node.
+const MANY_GPUS: usize = 64;
 /// Prepares of one kind, one after another.
 const SEQUENTIAL: usize = 200;
 /// Rounds of one prepare on each GPU at once.
@@ -50,17 +54,18 @@ async fn measure(cluster: &Cluster) -> Result<()> {
     let binary = xtask::paths::release().join("kerf");
     let size = std::fs::metadata(&binary).context("kerf is not built")?.len();
     println!("binary                     {:>8.1} MB", megabytes(size));
+    let driver = cluster.emulator_root().context("the cluster has no emulated GPUs")?;
 
     let mut starts = Times::default();
     for _ in 0..5 {
         claims.withdraw_all().await?;
-        let node = Node::start(cluster, &binary, claims.node())?;
+        let node = Node::start(cluster, &binary, claims.node(), &driver)?;
         starts.add(claims.await_published(node.started, GPUS).await?);
         node.stop()?;
     }
     println!("start to slices stored     {starts}");
 
-    let node = Node::start(cluster, &binary, claims.node())?;
+    let node = Node::start(cluster, &binary, claims.node(), &driver)?;
     claims.await_published(node.started, GPUS).await?;
     tokio::time::sleep(IDLE).await;
     print_memory("memory idle, 8 GPUs", node.pid())?;
@@ -108,6 +113,23 @@ async fn measure(cluster: &Cluster) -> Result<()> {
     }
     tokio::time::sleep(IDLE).await;
     print_memory("memory after the work", node.pid())?;
+    node.stop()?;
+    measure_many(cluster, &claims, &binary).await
+}
+
+/// What a node of many GPUs costs while nothing happens: its layout is the
+/// largest there is.
+async fn measure_many(cluster: &Cluster, claims: &Claims, binary: &Path) -> Result<()> {
+    let root = tempfile::tempdir()?;
+    let mut init = Command::new(xtask::paths::release().join("nvidia-emulator"));
+    init.arg("init").arg("--root").arg(root.path());
+    init.args(["--gpu", "h100-80"].repeat(MANY_GPUS)).stdout(Stdio::null());
+    ensure!(init.status()?.success(), "{MANY_GPUS} GPUs cannot be emulated");
+    claims.withdraw_all().await?;
+    let node = Node::start(cluster, binary, claims.node(), root.path())?;
+    claims.await_published(node.started, MANY_GPUS).await?;
+    tokio::time::sleep(IDLE).await;
+    print_memory("memory idle, 64 GPUs", node.pid())?;
     node.stop()
 }
 

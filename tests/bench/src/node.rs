@@ -26,7 +26,8 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) fn start(cluster: &Cluster, binary: &Path, name: &str) -> Result<Self> {
+    /// `driver` is the root of the emulated driver.
+    pub(crate) fn start(cluster: &Cluster, binary: &Path, name: &str, driver: &Path) -> Result<Self> {
         // Beside the cluster's state, so that it is the disk that is measured.
         let parent =
             cluster.kubeconfig().parent().map(Path::to_path_buf).context("a kubeconfig has a folder")?;
@@ -34,7 +35,6 @@ impl Node {
         for folder in ["plugins_registry", "plugins/gpu.nvidia.com", "cdi"] {
             fs::create_dir_all(root.path().join(folder))?;
         }
-        let driver = cluster.emulator_root().context("the cluster has no emulated GPUs")?;
         let started = Instant::now();
         let child = Command::new(binary)
             .arg("node")
