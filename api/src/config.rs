@@ -48,11 +48,14 @@ impl DeviceConfig {
     }
 }
 
+/// Where a config is put right.
+const CORRECT_IT: &str = "correct it in the claim or its class";
+
 /// Why a claim's configs cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// Larger than the API allows.
-    #[error("a device config is {bytes} bytes long; at most {MAX_BYTES} are allowed")]
+    #[error("a device config is {bytes} bytes long; at most {MAX_BYTES} are allowed: {CORRECT_IT}")]
     TooLarge {
         /// How large.
         bytes: usize,
@@ -60,7 +63,7 @@ pub enum ConfigError {
     /// Not one of the kinds.
     #[error(
         "a device config has apiVersion `{api_version}` and kind `{kind}`; known are GpuConfig and \
-         MigDeviceConfig of {NVIDIA_API_VERSION}"
+         MigDeviceConfig of {NVIDIA_API_VERSION}: {CORRECT_IT}"
     )]
     UnknownKind {
         /// As written, shortened.
@@ -69,7 +72,7 @@ pub enum ConfigError {
         kind: String,
     },
     /// A known kind with something wrong in it.
-    #[error("{kind}: {reason}")]
+    #[error("{kind}: {reason}; {CORRECT_IT}")]
     Invalid {
         /// The kind.
         kind: String,
@@ -86,7 +89,10 @@ pub enum ConfigError {
         kind: &'static str,
     },
     /// The config names a request whose device is of another type.
-    #[error("{kind} is for {wants}, but request `{request}` got {device}")]
+    #[error(
+        "{kind} is for {wants}, but request `{request}` got {device}; take the request out of the config's \
+         `requests`, or the config out of the claim"
+    )]
     WrongTarget {
         /// The kind.
         kind: &'static str,
@@ -380,7 +386,8 @@ mod tests {
         let error = configs.for_result("r", ConfigTarget::Gpu).expect_err("does not fit");
         assert_eq!(
             error.to_string(),
-            "MigDeviceConfig is for MIG partitions, but request `r` got a whole GPU"
+            "MigDeviceConfig is for MIG partitions, but request `r` got a whole GPU; take the request out of the \
+             config's `requests`, or the config out of the claim"
         );
     }
 

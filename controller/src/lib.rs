@@ -16,6 +16,8 @@ pub mod claims;
 pub mod contention;
 pub mod diff;
 pub mod dropped;
+#[cfg(feature = "messages")]
+pub mod messages;
 mod pools;
 mod publisher;
 mod requests;
@@ -23,4 +25,5 @@ mod status;
 
 pub use pools::{DesiredPool, DesiredPools, Identity};
 pub use publisher::{Publisher, Timing};
+pub use requests::sentence;
 pub use status::{Phase, PublishStatus};

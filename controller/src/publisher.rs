@@ -120,7 +120,7 @@ enum Next {
 }
 
 #[derive(Debug, thiserror::Error)]
-enum SyncError {
+pub(crate) enum SyncError {
     #[error(transparent)]
     Request(#[from] RequestError),
     #[error("ResourceSlices changed while they were being written, {PASSES} times in a row")]

@@ -29,7 +29,7 @@ pub(crate) enum RequestError {
 }
 
 /// An error and its causes as one sentence.
-pub(crate) fn sentence(error: &(dyn Error + 'static)) -> String {
+pub fn sentence(error: &(dyn Error + 'static)) -> String {
     let mut text = said(error);
     let mut source = error.source();
     while let Some(cause) = source {

@@ -167,29 +167,39 @@ impl Allocated {
     }
 }
 
+/// What helps against an allocation that no node can serve.
+pub(crate) const ALLOCATE_ANEW: &str =
+    "delete the pod and its claim, and let the scheduler allocate the next";
+
 /// Why a claim cannot be prepared as it stands.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClaimError {
     /// The API has no claim of that name.
-    #[error("the claim does not exist (any more)")]
+    #[error("the claim does not exist (any more); delete the pod, so that another is made with a claim")]
     NotFound,
     /// There is another claim of the same name.
-    #[error("the claim was replaced by another of the same name (UID {found})")]
+    #[error(
+        "the claim was replaced by another of the same name (UID {found}); delete the pod, so that another gets \
+         that claim"
+    )]
     Replaced {
         /// The UID it has now.
         found: String,
     },
     /// Being deleted.
-    #[error("the claim is being deleted")]
+    #[error("the claim is being deleted; delete the pod, so that another is made with another claim")]
     BeingDeleted,
     /// Nothing allocated.
-    #[error("the claim is not allocated")]
+    #[error("the claim is not allocated; delete the pod, and let the scheduler place the next")]
     NotAllocated,
     /// Allocated, but nobody may use it.
-    #[error("the claim is reserved for no pod")]
+    #[error("the claim is reserved for no pod; delete the pod, and let the scheduler place the next")]
     NotReserved,
     /// A pool that is not this node's.
-    #[error("device `{device}` was allocated from pool `{pool}`, which is not this node's (`{expected}`)")]
+    #[error(
+        "device `{device}` was allocated from pool `{pool}`, which is not this node's (`{expected}`); delete the \
+         pod, and let the scheduler place the next where its claim is allocated"
+    )]
     UnknownPool {
         /// As allocated.
         device: String,
@@ -199,10 +209,10 @@ pub enum ClaimError {
         expected: String,
     },
     /// A device of a name this driver never publishes.
-    #[error("device `{0}` is none that this driver publishes")]
+    #[error("device `{0}` is none that this driver publishes; {ALLOCATE_ANEW}")]
     UnknownDevice(String),
     /// The same device twice.
-    #[error("device `{0}` was allocated twice to the claim")]
+    #[error("device `{0}` was allocated twice to the claim; {ALLOCATE_ANEW}")]
     Twice(String),
     /// A name that could not be one.
     #[error(transparent)]

@@ -206,10 +206,10 @@ impl HardwareError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HardwareErrorKind {
     /// The driver library is not there or too old. Tried again later.
-    #[error("the NVIDIA driver library cannot be used")]
+    #[error("the NVIDIA driver library cannot be used; `kerf doctor` says why")]
     NoDriver,
     /// The GPU or instance is gone.
-    #[error("not found")]
+    #[error("not found: somebody else took it away, or the GPU is gone")]
     NotFound,
     /// A process or an instance still uses it.
     #[error("in use by another client")]
@@ -221,13 +221,13 @@ pub enum HardwareErrorKind {
     #[error("not supported")]
     NotSupported,
     /// The change is pending until the GPU is reset.
-    #[error("a GPU reset is needed first")]
+    #[error("a GPU reset is needed first: when nothing uses the GPU, reset it or reboot the node")]
     NeedsReset,
     /// The GPU has fallen off the bus or must be reset.
-    #[error("the GPU is lost")]
+    #[error("the GPU is lost: reset it or reboot the node")]
     Lost,
     /// The process may not do this.
-    #[error("no permission")]
+    #[error("no permission: kerf must run as root in a privileged container")]
     NoPermission,
     /// The call took longer than its budget. It may still take effect.
     #[error("no answer within the time budget")]

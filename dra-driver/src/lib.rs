@@ -14,6 +14,8 @@ pub mod hardware;
 pub mod inventory;
 pub mod journal;
 pub mod layout;
+#[cfg(any(test, feature = "fixtures"))]
+pub mod message;
 pub mod model;
 pub mod names;
 pub mod plan;

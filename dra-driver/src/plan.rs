@@ -4,7 +4,7 @@
 //! given one device to two claims before. A refusal names the device, who
 //! holds it, and what would help.
 
-use crate::claim::{Allocated, Claim, ClaimName};
+use crate::claim::{ALLOCATE_ANEW, Allocated, Claim, ClaimName};
 use crate::inventory::{Gpu, GpuInstance, Inventory, Mig, MigMode, Placement, Profile};
 use crate::journal::{BootId, Device, Entry};
 use crate::model::{ForeignPartitions, MigModePolicy, Settings};
@@ -24,7 +24,7 @@ pub struct Plan {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The GPU is not there.
-    #[error("device `{device}`: GPU {gpu} is not there{}", why.as_deref().map(|why| format!(" ({why})")).unwrap_or_default())]
+    #[error("device `{device}`: GPU {gpu} is not there{}; `kerf status` in the node's kerf pod tells of it, and it is given out again when it answers", why.as_deref().map(|why| format!(" ({why})")).unwrap_or_default())]
     NoGpu {
         /// The device.
         device: DeviceName,
@@ -34,7 +34,7 @@ pub enum Refusal {
         why: Option<String>,
     },
     /// The GPU has no such device.
-    #[error("device `{device}`: GPU {gpu} ({product}) has no such device")]
+    #[error("device `{device}`: GPU {gpu} ({product}) has no such device; {ALLOCATE_ANEW}")]
     NoDevice {
         /// The device.
         device: DeviceName,
@@ -59,7 +59,7 @@ pub enum Refusal {
         error: Option<String>,
     },
     /// Two results of the claim itself.
-    #[error("devices `{device}` and `{other}` of the claim cannot be in use at once")]
+    #[error("devices `{device}` and `{other}` of the claim cannot be in use at once; {ALLOCATE_ANEW}")]
     WithinClaim {
         /// One.
         device: DeviceName,
@@ -94,7 +94,8 @@ pub enum Refusal {
     },
     /// The GPU's mode is another one and in use.
     #[error(
-        "device `{device}` needs GPU {gpu} with MIG {}, but the mode cannot change while these are there: {}",
+        "device `{device}` needs GPU {gpu} with MIG {}, but the mode cannot change while these are there: {}; it \
+         can be prepared when they are gone",
         mode_word(*.needed), holders.join(", ")
     )]
     ModeInUse {
@@ -117,7 +118,7 @@ pub enum Refusal {
         device: DeviceName,
     },
     /// A shared device is not served yet.
-    #[error("device `{device}`: shares of a device are not yet supported by this driver")]
+    #[error("device `{device}`: shares of a device are not yet supported by this driver; {ALLOCATE_ANEW}")]
     Share {
         /// The device.
         device: DeviceName,

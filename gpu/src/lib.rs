@@ -15,6 +15,8 @@ mod device_nodes;
 mod driver_files;
 mod examine;
 mod hardware;
+#[cfg(feature = "messages")]
+pub mod messages;
 #[expect(
     unsafe_code,
     reason = "NVML is a C library; the rest of the driver speaks to it through this module"

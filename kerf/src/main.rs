@@ -10,6 +10,8 @@ mod memory;
 mod node;
 mod picture;
 mod status;
+#[cfg(test)]
+mod troubleshooting;
 
 use std::process::ExitCode;
 

@@ -10,8 +10,8 @@ mod api_claims;
 mod events;
 mod http;
 mod metrics;
-mod publishing;
-mod readiness;
+pub(crate) mod publishing;
+pub(crate) mod readiness;
 mod report;
 mod status_socket;
 

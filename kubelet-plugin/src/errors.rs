@@ -22,10 +22,13 @@ pub enum PrepareError {
     #[error(transparent)]
     Claim(#[from] ClaimError),
     /// The API did not answer. The kubelet asks again.
-    #[error("the claim cannot be read from the API server")]
+    #[error("the claim cannot be read from the API server now, and the kubelet asks again")]
     Source(#[from] ClaimSourceError),
     /// The GPUs have not been read yet.
-    #[error("the node's GPUs have not been read yet: the NVIDIA driver is not there, or does not answer")]
+    #[error(
+        "the node's GPUs have not been read yet: the NVIDIA driver is not there, or does not answer; `kerf \
+         doctor` in the node's kerf pod says more"
+    )]
     NoInventory,
     /// The node cannot serve it now.
     #[error(transparent)]
@@ -42,7 +45,7 @@ pub enum PrepareError {
         file: String,
     },
     /// What an earlier prepare left could not be undone.
-    #[error("what was prepared for the claim before cannot be undone")]
+    #[error("what was prepared for the claim before cannot be undone, and is tried again")]
     Undo(#[from] UndoError),
     /// The hardware did not answer a question.
     #[error(transparent)]
@@ -99,7 +102,7 @@ pub enum UndoError {
 #[derive(Debug, thiserror::Error)]
 pub enum WorkError {
     /// A lock file cannot be used.
-    #[error("the claim or its GPUs cannot be locked")]
+    #[error("the claim or its GPUs cannot be locked (`state/locks` in the plugin's folder must be writable)")]
     Lock(#[from] std::io::Error),
     /// It takes longer than the kubelet waits.
     #[error(
@@ -111,6 +114,6 @@ pub enum WorkError {
         seconds: u64,
     },
     /// A defect of this program.
-    #[error("an internal error; the log has more")]
+    #[error("an internal error of kerf; the log of its pod on this node has more, and it is tried again")]
     Panicked,
 }

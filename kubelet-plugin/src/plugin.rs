@@ -76,7 +76,7 @@ pub struct PluginConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum PluginError {
     /// The boot id cannot be read.
-    #[error("the boot id cannot be read ({})", path.display())]
+    #[error("the boot id cannot be read ({}; --proc-root must be the host's /proc)", path.display())]
     BootId {
         /// Where it should be.
         path: PathBuf,
@@ -85,7 +85,7 @@ pub enum PluginError {
         source: std::io::Error,
     },
     /// The state folder cannot be used.
-    #[error("the folder for locks cannot be used")]
+    #[error("the folder for locks cannot be used (`state/locks` in the plugin's folder must be writable)")]
     Locks(#[source] std::io::Error),
     /// The journal cannot be read.
     #[error(transparent)]
@@ -349,13 +349,13 @@ pub enum ObserveError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// A lock file cannot be used.
-    #[error("a GPU cannot be locked")]
+    #[error("a GPU cannot be locked (`state/locks` in the plugin's folder must be writable)")]
     Lock(#[from] std::io::Error),
     /// Somebody works on a GPU for longer than is waited here.
-    #[error("somebody works on the GPU")]
+    #[error("a prepare or unprepare works on the GPU; it is read again")]
     Busy,
     /// A defect of this program.
-    #[error("an internal error; the log has more")]
+    #[error("an internal error of kerf; the log of its pod on this node has more, and it is tried again")]
     Panicked,
 }
 

@@ -37,10 +37,10 @@ pub(crate) struct Store {
 #[derive(Debug, thiserror::Error)]
 #[error("the journal cannot be {operation} ({})", path.display())]
 pub struct StoreError {
-    operation: &'static str,
-    path: PathBuf,
+    pub(crate) operation: &'static str,
+    pub(crate) path: PathBuf,
     #[source]
-    source: io::Error,
+    pub(crate) source: io::Error,
 }
 
 /// What was found in files.

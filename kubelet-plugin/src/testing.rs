@@ -35,9 +35,15 @@ use crate::claims::{ClaimSource, ClaimSourceError};
 use crate::disk::{Files, HostFiles};
 use crate::hook_program::HookProgram;
 use crate::plugin::{Plugin, PluginConfig, PluginError};
+use crate::store::StoreError;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An error of the journal's files.
+pub fn store_error(operation: &'static str, path: &str, source: io::Error) -> StoreError {
+    StoreError { operation, path: path.into(), source }
 }
 
 /// A GPU with the MIG profiles of an H100 80GB that tests need.

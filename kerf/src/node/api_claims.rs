@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kerf_controller::claims::allocated_devices;
+use kerf_controller::sentence;
 use kerf_dra_driver::claim::ClaimObject;
 use kerf_dra_driver::names::{DeviceName, DriverName};
 use kerf_kubelet_plugin::{ClaimSource, ClaimSourceError};
@@ -56,7 +57,9 @@ impl ClaimSource for ApiClaims {
                 // Only the API server says so: what else answers 404 knows no claims.
                 Ok(Err(Error::Api(status))) if status.reason == reason::NOT_FOUND => Ok(None),
                 Ok(Err(error)) => {
-                    Err(ClaimSourceError::new("the API server refused or did not answer").caused_by(error))
+                    // kube would print a whole status, not the server's sentence.
+                    let why = sentence(&error);
+                    Err(ClaimSourceError::new(format!("the API server refused or did not answer: {why}")))
                 }
                 Err(_) => Err(ClaimSourceError::new(format!(
                     "the API server has not answered for {} s",
@@ -70,7 +73,7 @@ impl ClaimSource for ApiClaims {
         Box::pin(async move {
             let pools = BTreeSet::from([pool.to_owned()]);
             allocated_devices(self.client.clone(), driver, &pools).await.map_err(|error| {
-                ClaimSourceError::new("which devices claims hold is not known").caused_by(error)
+                ClaimSourceError::new(format!("which devices claims hold is not known: {}", sentence(&error)))
             })
         })
     }
@@ -123,6 +126,19 @@ mod tests {
         let (uid, driver) = (UID.parse().expect("a uid"), "gpu.nvidia.com".parse().expect("a driver name"));
         let claim = Claim::resolve(&object, &uid, &driver, "node/gpu").expect("it can be prepared");
         assert_eq!(claim.allocation.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn what_the_api_server_refuses_is_told_in_its_own_sentence() {
+        let message = "resourceclaims.resource.k8s.io 'c' is forbidden: User 'kerf' cannot get it";
+        let status = format!(
+            r#"{{"kind": "Status", "status": "Failure", "reason": "Forbidden", "code": 403, "message": "{message}"}}"#
+        );
+        let error = answered(StatusCode::FORBIDDEN, status).get("ns", "c").await.expect_err("forbidden");
+        assert_eq!(
+            kerf_kubelet_plugin::chain(&error),
+            format!("the API server refused or did not answer: {message}")
+        );
     }
 
     #[tokio::test]
