@@ -3,37 +3,17 @@
 //! here, since every node would watch those of the whole cluster.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::DeviceRequestAllocationResult;
 use kerf_dra_driver::names::{ClaimUid, DeviceName, DriverName};
-use kube::api::{ListParams, Request};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-/// Where the claims of all namespaces are.
-const CLAIMS: &str = "/apis/resource.k8s.io/v1/resourceclaims";
-/// Claims a page: what is not ours is forgotten with its page. One claim may be
-/// half a megabyte of somebody's configs and annotations, so a page is short.
-const PAGE: u32 = 50;
-/// The limit of one page's request.
-const REQUEST: Duration = Duration::from_secs(30);
-/// How often a list is begun anew when its continuation has expired.
-const BEGINNINGS: usize = 3;
+use crate::pages::{self, ListError, Listed};
 
-/// Why claims could not be listed. Nothing may be withdrawn then.
-#[derive(Debug, thiserror::Error)]
-pub enum ListClaimsError {
-    /// The API server refused or could not be reached.
-    #[error("cannot list ResourceClaims")]
-    Refused(#[source] Box<kube::Error>),
-    /// A page did not come in time.
-    #[error("cannot list ResourceClaims: no answer from the API server in {} s", REQUEST.as_secs())]
-    TooSlow,
-    /// The list took longer than the API server keeps a revision.
-    #[error("cannot list ResourceClaims: the list expired {BEGINNINGS} times before it was complete")]
-    Expired,
-}
+/// The claims of all namespaces.
+pub const CLAIMS: Listed<'_> =
+    Listed { what: "ResourceClaims", path: "/apis/resource.k8s.io/v1/resourceclaims", fields: None };
 
 /// A claim that has devices of ours allocated.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,7 +51,7 @@ pub async fn allocated_devices(
     client: kube::Client,
     driver: &DriverName,
     pools: &BTreeSet<String>,
-) -> Result<BTreeSet<DeviceName>, ListClaimsError> {
+) -> Result<BTreeSet<DeviceName>, ListError> {
     let claims = holding_claims(client, driver, pools).await?;
     Ok(claims.into_iter().flat_map(|claim| claim.devices).map(|held| held.device).collect())
 }
@@ -82,47 +62,13 @@ pub async fn holding_claims(
     client: kube::Client,
     driver: &DriverName,
     pools: &BTreeSet<String>,
-) -> Result<Vec<HoldingClaim>, ListClaimsError> {
-    'beginning: for _ in 0..BEGINNINGS {
-        // Without a resource version the API server answers from a quorum.
-        let mut params = ListParams::default().limit(PAGE);
-        let mut found = Vec::new();
-        loop {
-            // Only a selector that is not one fails, and there is none.
-            let request = Request::new(CLAIMS)
-                .list(&params)
-                .map_err(|error| ListClaimsError::Refused(Box::new(kube::Error::BuildRequest(error))))?;
-            let page = match tokio::time::timeout(REQUEST, client.request::<Page>(request)).await {
-                Ok(Ok(page)) => page,
-                Ok(Err(kube::Error::Api(status))) if status.code == 410 => continue 'beginning,
-                Ok(Err(error)) => return Err(ListClaimsError::Refused(Box::new(error))),
-                Err(_) => return Err(ListClaimsError::TooSlow),
-            };
-            found.extend(page.items.into_iter().filter_map(|claim| holding(claim, driver, pools)));
-            match page.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => params = params.continue_token(&token),
-                None => return Ok(found),
-            }
-        }
-    }
-    Err(ListClaimsError::Expired)
+) -> Result<Vec<HoldingClaim>, ListError> {
+    pages::list(&client, CLAIMS, |claim: Claim| holding(claim, driver, pools)).await
 }
 
 // As much of claims as is asked for. What their users wrote is passed over
 // without being decoded: nested deeply enough, the config of one claim would
 // make the list of all unreadable.
-
-#[derive(Deserialize)]
-struct Page {
-    metadata: PageMetadata,
-    items: Vec<Claim>,
-}
-
-#[derive(Deserialize)]
-struct PageMetadata {
-    #[serde(rename = "continue")]
-    continue_: Option<String>,
-}
 
 #[derive(Deserialize)]
 struct Claim {
@@ -193,17 +139,14 @@ mod tests {
         let nested = "{\"a\":".repeat(1_000) + "0" + &"}".repeat(1_000);
         let config = format!("[{{\"opaque\":{{\"driver\":\"d\",\"parameters\":{nested}}}}}]");
         let result = "{\"request\":\"r\",\"driver\":\"gpu.nvidia.com\",\"pool\":\"p\",\"device\":\"gpu-0000-17-00-0\"}";
-        let page = format!(
-            "{{\"metadata\":{{\"resourceVersion\":\"1\"}},\"items\":[{{\"metadata\":{{\"uid\":\"\
-             6c6a2883-c84a-48b0-b48f-c045d6ab4684\",\"managedFields\":{nested}}},\"spec\":{{\"devices\":\
-             {{\"config\":{config}}}}},\"status\":{{\"allocation\":{{\"devices\":{{\"config\":{config},\
-             \"results\":[{result}]}}}}}}}}]}}"
+        let claim = format!(
+            "{{\"metadata\":{{\"uid\":\"6c6a2883-c84a-48b0-b48f-c045d6ab4684\",\"managedFields\":{nested}}},\"spec\":\
+             {{\"devices\":{{\"config\":{config}}}}},\"status\":{{\"allocation\":{{\"devices\":{{\"config\":{config},\
+             \"results\":[{result}]}}}}}}}}"
         );
-        let page: Page = serde_json::from_str(&page).unwrap();
+        let claim: Claim = serde_json::from_str(&claim).unwrap();
         let driver = "gpu.nvidia.com".parse().unwrap();
         let pools = BTreeSet::from(["p".to_owned()]);
-        let found: Vec<_> =
-            page.items.into_iter().filter_map(|claim| holding(claim, &driver, &pools)).collect();
-        assert_eq!(found.len(), 1);
+        assert!(holding(claim, &driver, &pools).is_some());
     }
 }

@@ -4,7 +4,7 @@
 //! [`Publisher`] is a controller whose desired state comes from a channel and
 //! whose actual state is the API server's. What to write is decided by pure
 //! functions ([`diff`], [`dropped`]), when to write it by pure bookkeeping
-//! ([`contention`]); only [`Publisher`] and [`claims`] send requests.
+//! ([`contention`]); only [`Publisher`] and [`list`] send requests.
 //!
 //! This crate never decides *what* is published: layouts and taints are the
 //! business of `kerf-dra-driver`.
@@ -18,11 +18,13 @@ pub mod diff;
 pub mod dropped;
 #[cfg(feature = "messages")]
 pub mod messages;
+mod pages;
 mod pools;
 mod publisher;
 mod requests;
 mod status;
 
+pub use pages::{ListError, Listed, list};
 pub use pools::{DesiredPool, DesiredPools, Identity};
 pub use publisher::{Publisher, Timing};
 pub use requests::sentence;

@@ -7,8 +7,9 @@ use kerf_dra_driver::message::Message;
 use kerf_dra_driver::messages;
 use kube::core::Status;
 
-use crate::claims::ListClaimsError;
+use crate::claims::CLAIMS;
 use crate::dropped::Feature;
+use crate::pages::ListError;
 use crate::publisher::SyncError;
 use crate::requests::{RequestError, sentence};
 use crate::status::{Phase, PublishStatus};
@@ -83,15 +84,16 @@ fn syncs() -> Vec<Message> {
 }
 
 fn lists() -> Vec<Message> {
-    let said = |error: &ListClaimsError| sentence(error);
-    messages!(said, ListClaimsError, [],
-        ListClaimsError::Refused(_) => ListClaimsError::Refused(Box::new(forbidden("resourceclaims.resource.k8s.io is forbidden: User \"system:serviceaccount:kerf:kerf\" cannot list resource \"resourceclaims\""))),
+    let what = CLAIMS.what;
+    let said = |error: &ListError| sentence(error);
+    messages!(said, ListError, [],
+        ListError::Refused { .. } => ListError::Refused { what, source: Box::new(forbidden("resourceclaims.resource.k8s.io is forbidden: User \"system:serviceaccount:kerf:kerf\" cannot list resource \"resourceclaims\"")) },
             "kerf has to know who holds what before it withdraws a device or begins without records.",
             "If it is `forbidden`, install the chart's ClusterRole and binding again (`helm upgrade`); kerf tries again by itself.";
-        ListClaimsError::TooSlow => ListClaimsError::TooSlow,
+        ListError::TooSlow { .. } => ListError::TooSlow { what },
             "The API server, or the network to it, is overloaded or away.",
             "Look at the API server and at network policies; kerf tries again by itself.";
-        ListClaimsError::Expired => ListClaimsError::Expired,
+        ListError::Expired { .. } => ListError::Expired { what },
             "The cluster has so many claims that the API server forgets the revision before the list ends.",
             "kerf tries again by itself; if it stays, look at the API server's load.";
     )

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod claim;
+pub mod cluster;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
 pub mod hardware;

@@ -220,7 +220,7 @@ pub fn gpus(
     gpus
 }
 
-fn gpu_of(device: &Device) -> Option<PciAddress> {
+pub(crate) fn gpu_of(device: &Device) -> Option<PciAddress> {
     DeviceName::parse(&device.name).ok()?.gpu()
 }
 
@@ -321,7 +321,7 @@ fn whole_holders(pci: PciAddress, entries: &[&Entry]) -> Vec<String> {
 }
 
 /// The taints of a GPU's devices, one sentence for each kind.
-fn conditions(devices: &[&Device]) -> Vec<String> {
+pub(crate) fn conditions(devices: &[&Device]) -> Vec<String> {
     let mut kinds: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     for taint in devices.iter().flat_map(|device| device.taints.iter().flatten()) {
         *kinds.entry((&taint.key, taint.value.as_deref().unwrap_or_default())).or_default() += 1;

@@ -25,7 +25,7 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Serve this node's GPUs: publish them, prepare and unprepare claims.
     Node(Box<NodeArguments>),
-    /// Show this node's GPUs, placements and claims.
+    /// Show this node's GPUs, placements and claims, or those of the cluster.
     Status(StatusArguments),
     /// Say what keeps this node from serving GPUs, and what to do about it.
     /// Changes nothing. Exit code 1 where an error was found.
@@ -159,6 +159,11 @@ pub(crate) struct DoctorArguments {
 pub(crate) struct StatusArguments {
     #[command(flatten)]
     pub(crate) kubelet: KubeletArguments,
+    /// Show all nodes' GPUs and who holds them, and why claims wait, as the API
+    /// server has it: the cluster of `KUBECONFIG`, of `~/.kube/config`, or of
+    /// the pod that this runs in.
+    #[arg(long)]
+    pub(crate) cluster: bool,
     /// Print the status as JSON.
     #[arg(long)]
     pub(crate) json: bool,

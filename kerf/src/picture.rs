@@ -1,11 +1,15 @@
 //! Draws a node's GPUs and placements for a terminal. A function of the
 //! status to text; it never prints.
 
+mod cluster;
+
 use std::fmt::Write;
 
 use kerf_dra_driver::inventory::MigMode;
 use kerf_dra_driver::journal::Phase;
 use kerf_dra_driver::status::{GpuStatus, NodeStatus, Offered, PartitionStatus, UnpreparedClaim};
+
+pub(crate) use cluster::draw_cluster;
 
 /// Columns of one memory slice, its right border included.
 const SLICE_WIDTH: usize = 9;

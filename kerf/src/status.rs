@@ -1,5 +1,8 @@
 //! `kerf status`: asks the running `kerf node` through its socket and draws
-//! the answer. It opens no driver library and needs no API server.
+//! the answer. It opens no driver library and needs no API server, but for
+//! `--cluster`, which asks nothing else.
+
+pub(crate) mod cluster;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -14,8 +17,11 @@ use crate::picture;
 /// A status of 64 GPUs full of partitions is far below this.
 const LIMIT_BYTES: u64 = 16 << 20;
 
-/// Prints the node's status.
+/// Prints the node's status, or the cluster's.
 pub(crate) fn run(arguments: &StatusArguments) -> Result<()> {
+    if arguments.cluster {
+        return cluster::run(arguments);
+    }
     let text = ask(&arguments.kubelet)?;
     let mut out = std::io::stdout().lock();
     if arguments.json {

@@ -2,6 +2,7 @@
 //! the page is what a value of each error prints. Only tests have this module.
 
 mod claims;
+mod cluster;
 mod node;
 
 use std::collections::BTreeMap;
@@ -38,6 +39,9 @@ The messages that kerf writes, sorted by their beginnings: search this page for 
 examples, and `…` in headings. A message may stand in another one, after a colon or in brackets: search for that part too.
 
 `kerf doctor` has [a page of its own](doctor.md).
+
+This page is made from the errors of the code; a test in `kerf/src/troubleshooting.rs` compares them, and writes the page when
+`KERF_WRITE_DOCS=1` is set.
 ";
 
 const SCHEDULER: &str = "
@@ -58,11 +62,6 @@ the same sentence for all of these:
 
 `waiting for resource claim to be created`, `resourceclaim … not found`: the claim or the template of the pod is not there;
 that is a matter of the cluster's controller manager and of the pod's manifest.
-";
-
-const PAGE_END: &str = "
-This page is made from the errors of the code; a test in `kerf/src/troubleshooting.rs` compares them, and writes the page when
-`KERF_WRITE_DOCS=1` is set.
 ";
 
 /// The beginnings of a message that may be its heading, shortest first, without
@@ -144,7 +143,12 @@ fn page() -> String {
         "In the log of kerf's pod (`kubectl logs`, `--previous` where it restarts).",
         &node::starting(),
     );
-    page.push_str(PAGE_END);
+    section(
+        &mut page,
+        "`kerf status --cluster`",
+        "On the terminal of whoever runs it. Why a claim waits stands in the picture itself.",
+        &cluster::reading(),
+    );
     page
 }
 

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use kerf_controller::claims::{ListClaimsError, allocated_devices, holding_claims};
+use kerf_controller::ListError;
+use kerf_controller::claims::{allocated_devices, holding_claims};
 use kerf_dra_driver::names::DeviceName;
 use serde_json::json;
 
@@ -71,5 +72,5 @@ async fn an_expired_list_begins_anew_and_is_never_taken_for_complete() {
     assert_eq!(held.len(), 2);
     api.with(|store| store.expire_pages = 3);
     let error = allocated_devices(api.client(), &driver, &pools()).await.unwrap_err();
-    assert!(matches!(error, ListClaimsError::Expired), "{error}");
+    assert!(matches!(error, ListError::Expired { .. }), "{error}");
 }

@@ -16,7 +16,7 @@ use super::GPU;
 use super::claims::{denied, full, not_found, read_only};
 
 /// A message that is no value of a type: its source has its words.
-fn written(source: &str, words: &str, text: &str, [why, remedy]: [&'static str; 2]) -> Message {
+pub(super) fn written(source: &str, words: &str, text: &str, [why, remedy]: [&'static str; 2]) -> Message {
     assert!(source.contains(words) && text.contains(words), "nobody says `{words}`");
     Message { text: text.to_owned(), why, remedy }
 }

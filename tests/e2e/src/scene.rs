@@ -166,6 +166,13 @@ impl<'a> Scene<'a> {
         exec::output(command.arg("--root").arg(root).args(arguments))
     }
 
+    /// What `kerf` prints outside of the cluster, as a user with the cluster's
+    /// kubeconfig runs it.
+    pub fn kerf(&self, arguments: &[&str]) -> Result<String> {
+        let mut command = Command::new(paths::release().join("kerf"));
+        exec::output(command.env("KUBECONFIG", self.cluster.kubeconfig()).args(arguments))
+    }
+
     /// Changes the installed chart's values; returns when its pods are ready.
     /// What is not named here is what every case has.
     pub fn configure_driver(&self, values: Values) -> Result<()> {

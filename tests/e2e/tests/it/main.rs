@@ -47,6 +47,12 @@ const STORIES: &[Case] = &[
         run: publishing::the_node_tells_of_itself,
     },
     Case {
+        name: "kerf status --cluster tells who holds what, and why a claim waits",
+        needs: Needs::Driver,
+        seconds: 10,
+        run: publishing::the_cluster_is_told,
+    },
+    Case {
         name: "a pod from a template gets a whole GPU, and another pod another",
         needs: Needs::Driver,
         seconds: 5,
