@@ -60,11 +60,12 @@ pub fn node_owner(node: &str, uid: &str) -> OwnerReference {
     }
 }
 
-/// Plans one pool. `existing` are the listed slices of that pool.
+/// Plans one pool. `wanted` are its slices as they should be, in index order,
+/// `existing` those that were listed of it.
 pub fn plan_pool(
     identity: &Identity,
     owner: &OwnerReference,
-    pool: &DesiredPool,
+    wanted: &[ResourceSliceSpec],
     existing: &[&ResourceSlice],
 ) -> PoolPlan {
     let newest = existing.iter().map(|slice| slice.spec.pool.generation).max().unwrap_or(0);
@@ -74,7 +75,7 @@ pub fn plan_pool(
         match index_of(slice) {
             Some(index)
                 if slice.spec.pool.generation == newest
-                    && index < pool.slices().len()
+                    && index < wanted.len()
                     && !matched.contains_key(&index) =>
             {
                 matched.insert(index, slice);
@@ -83,9 +84,9 @@ pub fn plan_pool(
         }
     }
 
-    let spec = |index_spec: &ResourceSliceSpec, generation| complete(identity, pool, index_spec, generation);
-    let missing = pool.slices().len() - matched.len();
-    let indexed = || pool.slices().iter().enumerate();
+    let spec = |slice: &ResourceSliceSpec, generation| complete(identity, wanted.len(), slice, generation);
+    let missing = wanted.len() - matched.len();
+    let indexed = || wanted.iter().enumerate();
     let changed = indexed()
         .filter_map(|(index, wanted)| Some((matched.get(&index)?, wanted)))
         .filter(|(stored, wanted)| !same_spec(&spec(wanted, newest), &stored.spec))
@@ -115,7 +116,7 @@ fn index_of(slice: &ResourceSlice) -> Option<usize> {
 
 fn complete(
     identity: &Identity,
-    pool: &DesiredPool,
+    count: usize,
     wanted: &ResourceSliceSpec,
     generation: i64,
 ) -> ResourceSliceSpec {
@@ -123,9 +124,9 @@ fn complete(
         driver: identity.driver.to_string(),
         node_name: Some(identity.node.clone()),
         pool: ResourcePool {
-            name: pool.name().to_owned(),
+            name: wanted.pool.name.clone(),
             generation,
-            resource_slice_count: i64::try_from(pool.slices().len()).unwrap_or(i64::MAX),
+            resource_slice_count: i64::try_from(count).unwrap_or(i64::MAX),
         },
         ..wanted.clone()
     }

@@ -37,17 +37,16 @@ fn slice_of(devices: &[Device]) -> ResourceSliceSpec {
     ResourceSliceSpec { devices: Some(devices.to_vec()), ..ResourceSliceSpec::default() }
 }
 
-fn pool_of(slices: impl IntoIterator<Item = ResourceSliceSpec>) -> DesiredPool {
+fn pool_of(slices: impl IntoIterator<Item = ResourceSliceSpec>) -> Vec<ResourceSliceSpec> {
     let named = |mut slice: ResourceSliceSpec| {
         slice.pool.name = "node-1/gpu".to_owned();
         slice
     };
-    let pools: crate::DesiredPools = slices.into_iter().map(named).collect();
-    pools.pools()[0].clone()
+    slices.into_iter().map(named).collect()
 }
 
 /// A pool of one device a slice.
-fn pool(memories: &[&str]) -> DesiredPool {
+fn pool(memories: &[&str]) -> Vec<ResourceSliceSpec> {
     let slices = memories.iter().enumerate();
     let slices = slices.map(|(index, memory)| slice_of(&[device(&format!("gpu-{index}"), memory)]));
     pool_of(slices)
@@ -71,11 +70,11 @@ fn carry_out(plan: PoolPlan, stored: &mut Vec<ResourceSlice>, counter: &mut u32)
     }
 }
 
-fn plan(pool: &DesiredPool, stored: &[ResourceSlice]) -> PoolPlan {
+fn plan(pool: &[ResourceSliceSpec], stored: &[ResourceSlice]) -> PoolPlan {
     plan_pool(&identity(), &owner(), pool, &stored.iter().collect::<Vec<_>>())
 }
 
-fn published(pool: &DesiredPool) -> Vec<ResourceSlice> {
+fn published(pool: &[ResourceSliceSpec]) -> Vec<ResourceSlice> {
     let mut stored = Vec::new();
     carry_out(plan(pool, &stored), &mut stored, &mut 0);
     assert!(plan(pool, &stored).is_empty(), "published pools need nothing");
@@ -241,7 +240,7 @@ fn devices_of<S: std::borrow::Borrow<ResourceSliceSpec>>(specs: &[S]) -> Vec<Dev
     specs.iter().flat_map(|spec| spec.borrow().devices.clone().unwrap_or_default()).collect()
 }
 
-fn any_pool() -> impl Strategy<Value = DesiredPool> {
+fn any_pool() -> impl Strategy<Value = Vec<ResourceSliceSpec>> {
     let memories = prop::collection::vec(0_u8..3, 1..6);
     memories.prop_map(|memories| {
         let texts: Vec<String> = memories.iter().map(|memory| format!("{}Gi", memory + 1)).collect();
@@ -259,7 +258,7 @@ proptest! {
             let index = lost.index(stored.len());
             stored.remove(index);
         }
-        let (before, after) = (devices_of(old.slices()), devices_of(new.slices()));
+        let (before, after) = (devices_of(&old), devices_of(&new));
         let plan = plan(&new, &stored);
         let mut counter = 1000;
         let mut steps = Vec::new();

@@ -6,6 +6,7 @@ use std::time::Duration;
 use kerf_dra_driver::message::Message;
 use kerf_dra_driver::messages;
 use kube::core::Status;
+use serde::de::Error as _;
 
 use crate::claims::CLAIMS;
 use crate::dropped::Feature;
@@ -80,6 +81,9 @@ fn syncs() -> Vec<Message> {
         SyncError::NeverSettles => SyncError::NeverSettles,
             "Somebody else changes this node's slices as fast as kerf writes them.",
             "Look for a second installation of kerf, or for a controller that edits ResourceSlices.";
+        SyncError::Unreadable(_) => SyncError::Unreadable(serde_json::Error::custom("expected value at line 1")),
+            "A defect of kerf.",
+            "Report it with the log.";
     )
 }
 

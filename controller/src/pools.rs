@@ -1,9 +1,8 @@
 //! The publisher's input: pools as they should be, before the API server has
 //! given them names, generations and owners.
 
-use std::sync::Arc;
-
 use k8s_openapi::api::resource::v1::ResourceSliceSpec;
+use kerf_dra_driver::layout::PackedSlice;
 use kerf_dra_driver::names::DriverName;
 
 /// On whose behalf slices are published. Every slice with this driver and
@@ -33,24 +32,17 @@ impl DesiredPools {
 /// Takes slices as a layout makes them: each names its pool, and those of one
 /// pool stand in index order. The allocator reads slices by name, and names
 /// begin with the index. Driver, node and the pool's generation and count are
-/// filled in by the publisher. Slices are shared, not copied: those of eight
-/// GPUs are megabytes.
-impl FromIterator<Arc<ResourceSliceSpec>> for DesiredPools {
-    fn from_iter<T: IntoIterator<Item = Arc<ResourceSliceSpec>>>(slices: T) -> Self {
+/// filled in by the publisher.
+impl FromIterator<PackedSlice> for DesiredPools {
+    fn from_iter<T: IntoIterator<Item = PackedSlice>>(slices: T) -> Self {
         let mut pools: Vec<DesiredPool> = Vec::new();
         for slice in slices {
-            match pools.iter_mut().find(|pool| pool.name == slice.pool.name) {
+            match pools.iter_mut().find(|pool| pool.name == slice.pool()) {
                 Some(pool) => pool.slices.push(slice),
-                None => pools.push(DesiredPool { name: slice.pool.name.clone(), slices: vec![slice] }),
+                None => pools.push(DesiredPool { name: slice.pool().to_owned(), slices: vec![slice] }),
             }
         }
         Self { pools }
-    }
-}
-
-impl FromIterator<ResourceSliceSpec> for DesiredPools {
-    fn from_iter<T: IntoIterator<Item = ResourceSliceSpec>>(slices: T) -> Self {
-        slices.into_iter().map(Arc::new).collect()
     }
 }
 
@@ -59,7 +51,7 @@ impl FromIterator<ResourceSliceSpec> for DesiredPools {
 #[derive(Debug, Clone, PartialEq)]
 pub struct DesiredPool {
     name: String,
-    slices: Vec<Arc<ResourceSliceSpec>>,
+    slices: Vec<PackedSlice>,
 }
 
 impl DesiredPool {
@@ -69,12 +61,23 @@ impl DesiredPool {
     }
 
     /// The slices in index order, at least one.
-    pub fn slices(&self) -> &[Arc<ResourceSliceSpec>] {
-        &self.slices
+    ///
+    /// # Errors
+    /// None that is known; see [`PackedSlice::unpack`].
+    pub fn slices(&self) -> Result<Vec<ResourceSliceSpec>, serde_json::Error> {
+        self.slices.iter().map(PackedSlice::unpack).collect()
     }
 
-    /// The slices to be changed; what is shared is copied first.
-    pub(crate) fn slices_mut(&mut self) -> impl Iterator<Item = &mut ResourceSliceSpec> {
-        self.slices.iter_mut().map(Arc::make_mut)
+    /// Changes every slice.
+    pub(crate) fn change(
+        &mut self,
+        change: impl Fn(&mut ResourceSliceSpec),
+    ) -> Result<(), serde_json::Error> {
+        for packed in &mut self.slices {
+            let mut slice = packed.unpack()?;
+            change(&mut slice);
+            *packed = PackedSlice::pack(&slice)?;
+        }
+        Ok(())
     }
 }

@@ -100,16 +100,17 @@ impl Order {
         Self { desired, pools, dropped, withheld, settled: false }
     }
 
-    fn learn(&mut self, pool: &str, features: BTreeSet<Feature>) {
+    fn learn(&mut self, pool: &str, features: BTreeSet<Feature>) -> Result<(), SyncError> {
         for feature in features {
             if feature.guards() {
                 self.withheld.insert(pool.to_owned());
             }
-            for spec in self.pools.iter_mut().flat_map(DesiredPool::slices_mut) {
-                feature.leave_out(spec);
+            for pool in &mut self.pools {
+                pool.change(|slice| feature.leave_out(slice))?;
             }
             self.dropped.insert(feature);
         }
+        Ok(())
     }
 }
 
@@ -125,6 +126,8 @@ pub(crate) enum SyncError {
     Request(#[from] RequestError),
     #[error("ResourceSlices changed while they were being written, {PASSES} times in a row")]
     NeverSettles,
+    #[error("a slice that was kept cannot be read, which is an internal error of kerf")]
+    Unreadable(#[from] serde_json::Error),
 }
 
 impl Publisher {
@@ -276,7 +279,7 @@ impl Publisher {
         for _ in 0..PASSES {
             let live = self.requests.list().await?;
             self.seen = live.revision;
-            let (plan, rivals) = self.plan(order, &owner, &live.slices);
+            let (plan, rivals) = self.plan(order, &owner, &live.slices)?;
             let generation = live.slices.iter().map(|slice| slice.spec.pool.generation).max();
             self.report(|status| {
                 status.slices = live.slices.len();
@@ -319,7 +322,7 @@ impl Publisher {
         order: &Order,
         owner: &OwnerReference,
         live: &[ResourceSlice],
-    ) -> (PoolPlan, Vec<String>) {
+    ) -> Result<(PoolPlan, Vec<String>), SyncError> {
         let mut plan = PoolPlan::default();
         let undesired = diff::undesired(live, &order.pools);
         let uids = |slices: &[&ResourceSlice]| -> BTreeSet<String> {
@@ -343,13 +346,13 @@ impl Publisher {
                 plan.deletes.extend(existing.into_iter().cloned());
                 continue;
             }
-            let part = diff::plan_pool(&self.identity, owner, pool, &existing);
+            let part = diff::plan_pool(&self.identity, owner, &pool.slices()?, &existing);
             plan.generation = plan.generation.max(part.generation);
             plan.deletes.extend(part.deletes);
             plan.updates.extend(part.updates);
             plan.creates.extend(part.creates);
         }
-        (plan, rivals)
+        Ok((plan, rivals))
     }
 
     async fn write(&mut self, order: &mut Order, plan: PoolPlan) -> Result<(), SyncError> {
@@ -377,7 +380,7 @@ impl Publisher {
             let gates: Vec<_> = features.iter().map(|feature| feature.gate()).collect();
             tracing::warn!(features = gates.join(", "), "the API server dropped fields of a ResourceSlice");
             let pool = &slice.spec.pool.name;
-            order.learn(pool, features);
+            order.learn(pool, features)?;
             if order.withheld.contains(pool) {
                 // At once: each instant it is there it can be allocated. The
                 // rest of the pool goes with the next look.

@@ -7,6 +7,8 @@
 //! one slice. This module owns order and chunks; names of slices, generations
 //! and everything about storing them belong to the publisher.
 
+mod packed;
+
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
@@ -15,6 +17,8 @@ use k8s_openapi::api::resource::v1::{
     ResourcePool, ResourceSliceSpec,
 };
 use kerf_api::attributes::Amount;
+
+pub use packed::PackedSlice;
 
 use crate::model::{AttributeValue, Counters, DeviceKind, Partition, Settings, quantity};
 use crate::names::{DeviceName, PciAddress, gpu_pool};

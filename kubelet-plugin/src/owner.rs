@@ -13,8 +13,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use k8s_openapi::api::resource::v1::ResourceSliceSpec;
 use kerf_dra_driver::inventory::{GpuInstance, Inventory};
+use kerf_dra_driver::layout::PackedSlice;
 use kerf_dra_driver::model::Settings;
 use kerf_dra_driver::names::{DeviceName, PciAddress, gpu_pool};
 use kerf_dra_driver::publication::{Knowledge, Publication};
@@ -49,7 +49,7 @@ const LAST_RETRY: Duration = Duration::from_secs(30);
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct NodeLayout {
     /// The pool's slices, in order.
-    pub slices: Vec<Arc<ResourceSliceSpec>>,
+    pub slices: Vec<PackedSlice>,
 }
 
 /// What the publisher says about it.
@@ -381,14 +381,15 @@ impl Owner {
             next.list_at.map(|at| Instant::now() + Duration::from_millis(at.0.saturating_sub(now.0)));
         let removed = next.remove.clone();
         let slices = self.publication.take(next);
+        let slices: Result<Vec<PackedSlice>, _> = slices.iter().map(PackedSlice::pack).collect();
+        let slices = slices.map_err(|error| format!("a slice cannot be written: {error}"))?;
         self.decided_on = self.bearing(&view);
         self.channels.layout.send_if_modified(|last| {
-            let same = |last: &Arc<NodeLayout>| last.slices.iter().map(AsRef::as_ref).eq(&slices);
-            if last.as_ref().is_some_and(same) {
+            if last.as_ref().is_some_and(|last| last.slices == slices) {
                 return false;
             }
             info!(slices = slices.len(), "the node's layout changed");
-            *last = Some(Arc::new(NodeLayout { slices: slices.into_iter().map(Arc::new).collect() }));
+            *last = Some(Arc::new(NodeLayout { slices }));
             true
         });
         for pci in removed {

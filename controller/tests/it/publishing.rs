@@ -12,6 +12,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kerf_controller::dropped::Feature;
 use kerf_controller::{DesiredPools, Identity, Phase, PublishStatus, Publisher, Timing};
+use kerf_dra_driver::layout::PackedSlice;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -40,7 +41,7 @@ fn devices(devices: Vec<Device>) -> ResourceSliceSpec {
 fn pool(slices: Vec<ResourceSliceSpec>) -> Arc<DesiredPools> {
     let named = |mut slice: ResourceSliceSpec| {
         slice.pool.name.push_str("node-1/gpu");
-        slice
+        PackedSlice::pack(&slice).unwrap()
     };
     Arc::new(slices.into_iter().map(named).collect())
 }

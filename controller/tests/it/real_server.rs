@@ -11,7 +11,7 @@ use k8s_openapi::api::resource::v1::ResourceSlice;
 use kerf_controller::diff::same_spec;
 use kerf_controller::{DesiredPools, Identity, Phase, PublishStatus, Publisher};
 use kerf_dra_driver::fixtures::{self, Model};
-use kerf_dra_driver::layout::{layout, layout_without_counters};
+use kerf_dra_driver::layout::{PackedSlice, layout, layout_without_counters};
 use kerf_dra_driver::model::{GpuModel, Settings};
 use kerf_dra_driver::published::{self, GpuRecord};
 use kerf_dra_driver::taint::Conditions;
@@ -50,7 +50,8 @@ fn desired(node: &str, gpus: u8) -> [Arc<DesiredPools>; 2] {
     let conditions = Conditions::default();
     let full = layout(&settings, &records, &conditions);
     let plain = layout_without_counters(&settings, &records, &conditions, &nothing_held);
-    [full, plain].map(|slices| Arc::new(slices.into_iter().collect()))
+    [full, plain]
+        .map(|slices| Arc::new(slices.iter().map(|slice| PackedSlice::pack(slice).unwrap()).collect()))
 }
 
 async fn until(
@@ -105,10 +106,9 @@ async fn a_real_server_takes_and_keeps_the_slices_of_1_8_9_16_and_64_gpus() {
             pools.entry(&slice.spec.pool.name).or_default().push(slice);
         }
         for pool in desired.pools() {
-            let stored = &pools[pool.name()];
-            assert_eq!(stored.len(), pool.slices().len());
-            for (stored, sent) in stored.iter().zip(pool.slices()) {
-                let mut sent = sent.as_ref().clone();
+            let (stored, sent) = (&pools[pool.name()], pool.slices().unwrap());
+            assert_eq!(stored.len(), sent.len());
+            for (stored, mut sent) in stored.iter().zip(sent) {
                 sent.pool = stored.spec.pool.clone();
                 assert!(same_spec(&sent, &stored.spec), "{sent:#?} became {:#?}", stored.spec);
             }

@@ -72,8 +72,9 @@ impl Report {
         layout
             .iter()
             .flat_map(|layout| &layout.slices)
-            .flat_map(|slice| slice.devices.iter().flatten())
-            .cloned()
+            // What was packed can be unpacked.
+            .filter_map(|slice| slice.unpack().ok())
+            .flat_map(|slice| slice.devices.into_iter().flatten())
             .collect()
     }
 }

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use futures::future::join_all;
 use k8s_openapi::api::resource::v1::ResourceSlice;
+use kerf_controller::Identity;
 use kerf_controller::diff::{node_owner, plan_pool, same_spec};
-use kerf_controller::{DesiredPools, Identity};
 use kerf_dra_driver::publication::Publication;
 use kerf_dra_driver::taint::{Conditions, Rivalry};
 use kube::api::{Api, PostParams};
@@ -38,9 +38,7 @@ async fn a_real_server_takes_what_1_and_8_gpus_of_every_model_publish_and_drops_
             let tainted = Conditions { rival: Some(Rivalry::Driver), ..Conditions::default() };
             for conditions in [Conditions::default(), tainted] {
                 let all = machine.publish(&plugin, &mut Publication::default(), &conditions).await;
-                let pools: DesiredPools = all.into_iter().collect();
-                let plans = pools.pools().iter().map(|pool| plan_pool(&identity, &owner, pool, &[]));
-                let creates: Vec<ResourceSlice> = plans.flat_map(|plan| plan.creates).collect();
+                let creates: Vec<ResourceSlice> = plan_pool(&identity, &owner, &all, &[]).creates;
                 let answers = join_all(creates.iter().map(|slice| slices.create(&dry_run, slice))).await;
                 for (slice, stored) in creates.iter().zip(answers) {
                     let stored = stored.unwrap_or_else(|error| panic!("{gpus} × {slot}: {error}"));

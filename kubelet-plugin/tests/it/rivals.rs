@@ -25,7 +25,8 @@ const LIMIT: Duration = Duration::from_mins(1);
 
 /// The values of the taint `rival` of all devices, and how many have none.
 fn taints(layout: &NodeLayout) -> (Vec<String>, usize) {
-    let devices = layout.slices.iter().flat_map(|slice| slice.devices.iter().flatten());
+    let slices = layout.slices.iter().map(|slice| slice.unpack().unwrap());
+    let devices = slices.flat_map(|slice| slice.devices.into_iter().flatten());
     let (mut values, mut without) = (Vec::new(), 0);
     for device in devices {
         let taints = device.taints.iter().flatten();
