@@ -22,7 +22,7 @@ use crate::inventory::Bytes;
 use crate::names::{DeviceName, DriverName, PciAddress};
 use crate::status;
 
-pub use claims::{PendingPod, SeenClaim};
+pub use claims::{PendingPod, PodEvent, SeenClaim};
 use pool::Pool;
 pub use waiting::{SchedulerEvent, WaitingClaim, WaitingRequest};
 

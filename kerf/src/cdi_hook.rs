@@ -50,7 +50,7 @@ const CONFIGURATION: &str = "etc/ld.so.conf.d/00-kerf.conf";
 /// Whose doing it is that something cannot be done. Where a container starts
 /// nevertheless, a note on stderr says what it lacks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Blame {
+pub(crate) enum Blame {
     /// A read-only root, or a volume in the place of a folder: the container
     /// starts, since whoever wrote the pod has chosen so.
     Pod,
@@ -115,7 +115,7 @@ pub(crate) fn run(arguments: &CdiHookArguments) -> Result<()> {
 }
 
 /// Whether something was done. Errors of some kinds are only told.
-fn settle(done: io::Result<()>, what: &str, notes: &[Blame]) -> Result<bool> {
+pub(crate) fn settle(done: io::Result<()>, what: &str, notes: &[Blame]) -> Result<bool> {
     let Err(error) = done else { return Ok(true) };
     let blame = Blame::of(&error);
     if notes.contains(&blame) {

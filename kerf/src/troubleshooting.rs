@@ -107,6 +107,14 @@ fn page() -> String {
          it asks again by itself. `kerf status` on the node lists the same claims.",
         &claims::prepare(),
     );
+    section(
+        &mut page,
+        "A container that does not start: the CDI hook",
+        "The container runtime starts `kerf cdi-hook` for each container with a GPU. Where that fails the pod's event has its sentence \
+         after `error running createContainer hook … stderr: kerf:`. What only lacks the loader's cache starts, with a note in the \
+         runtime's log.",
+        &claims::hook(),
+    );
     page.push_str(SCHEDULER);
     section(
         &mut page,

@@ -1,11 +1,11 @@
-//! Claims and pods, as much of them as is asked for. What their users wrote
+//! Claims, pods and events, as much of them as is asked for. What their users wrote
 //! beside that is passed over without being decoded.
 
 use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use super::Holding;
+use super::{Holding, SchedulerEvent};
 use crate::claim::ClaimName;
 use crate::names::{DeviceName, DriverName};
 
@@ -191,5 +191,40 @@ impl PendingPod {
 
     pub(super) fn names(&self, claim: &str) -> bool {
         self.spec.resource_claims.iter().any(|named| named.resource_claim_name.as_deref() == Some(claim))
+    }
+}
+
+/// An event on a pod.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodEvent {
+    metadata: Metadata,
+    message: Option<String>,
+    event_time: Option<Timestamp>,
+    last_timestamp: Option<Timestamp>,
+    series: Option<Series>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Series {
+    last_observed_time: Option<Timestamp>,
+}
+
+impl PodEvent {
+    /// When it was seen last; who writes events says it in one field or another.
+    fn at(&self) -> Option<Timestamp> {
+        let series = self.series.as_ref().and_then(|series| series.last_observed_time);
+        let times = [series, self.last_timestamp, self.event_time, self.metadata.creation_timestamp];
+        times.into_iter().flatten().max()
+    }
+}
+
+impl SchedulerEvent {
+    /// The last of a pod's events.
+    pub fn last(pod: &str, events: Vec<PodEvent>) -> Option<Self> {
+        let event = events.into_iter().max_by_key(PodEvent::at)?;
+        let at = event.at().map(|at| at.to_string());
+        Some(Self { pod: pod.to_owned(), at, message: event.message.unwrap_or_default() })
     }
 }

@@ -242,6 +242,26 @@ fn pods_that_name_a_claim_are_found_among_those_that_wait() {
 }
 
 #[test]
+fn the_schedulers_last_sentence_counts_in_whichever_field_its_time_stands() {
+    let event = |message: &str, times: Value| -> PodEvent {
+        let mut event = times;
+        event["metadata"] = json!({"creationTimestamp": "2026-11-30T09:00:00Z"});
+        event["message"] = json!(message);
+        serde_json::from_value(event).expect("an event")
+    };
+    let events = vec![
+        event("first", json!({"lastTimestamp": "2026-11-30T10:00:00Z", "eventTime": null})),
+        event("last", json!({"series": {"count": 2, "lastObservedTime": "2026-11-30T10:02:00.000001Z"}})),
+        event("second", json!({"eventTime": "2026-11-30T10:01:00.5Z", "lastTimestamp": null})),
+        event("oldest", json!({})),
+    ];
+    let last = SchedulerEvent::last("pod", events).expect("an event");
+    assert_eq!((last.message.as_str(), last.pod.as_str()), ("last", "pod"));
+    assert_eq!(last.at.as_deref(), Some("2026-11-30T10:02:00.000001Z"));
+    assert_eq!(SchedulerEvent::last("pod", Vec::new()), None);
+}
+
+#[test]
 fn a_config_nested_too_deeply_hides_no_claim() {
     let nested = "{\"a\":".repeat(1_000) + "0" + &"}".repeat(1_000);
     let text = format!(

@@ -5,12 +5,11 @@ use std::collections::BTreeSet;
 use std::io::Write;
 
 use anyhow::{Context, Result, anyhow};
-use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use k8s_openapi::jiff::Timestamp;
 use kerf_controller::claims::CLAIMS;
 use kerf_controller::{ListError, Listed, list, sentence};
-use kerf_dra_driver::cluster::{ClusterStatus, PendingPod, SchedulerEvent, SeenClaim};
+use kerf_dra_driver::cluster::{ClusterStatus, PendingPod, PodEvent, SchedulerEvent, SeenClaim};
 use kerf_dra_driver::names::DriverName;
 use kube::Client;
 
@@ -107,26 +106,8 @@ async fn find_reasons(client: &Client, status: &mut ClusterStatus) -> Result<(),
         let path = format!("/api/v1/namespaces/{}/events", waiting.claim.namespace);
         let fields = format!("involvedObject.kind=Pod,involvedObject.name={pod},reason=FailedScheduling");
         let listed = Listed { what: "Events", path: &path, fields: Some(&fields) };
-        let events: Vec<Event> = list(client, listed, Some).await?;
-        let last = events.into_iter().max_by_key(said_at);
-        waiting.scheduler = last.map(|event| SchedulerEvent {
-            pod: pod.clone(),
-            at: said_at(&event).map(|at| at.to_string()),
-            message: event.message.unwrap_or_default(),
-        });
+        let events: Vec<PodEvent> = list(client, listed, Some).await?;
+        waiting.scheduler = SchedulerEvent::last(pod, events);
     }
     Ok(())
-}
-
-/// When an event was seen last; the schedulers of different releases say it in
-/// different fields.
-fn said_at(event: &Event) -> Option<Timestamp> {
-    let series = event.series.as_ref().and_then(|series| series.last_observed_time.as_ref());
-    let times = [
-        series.map(|time| time.0),
-        event.last_timestamp.as_ref().map(|time| time.0),
-        event.event_time.as_ref().map(|time| time.0),
-        event.metadata.creation_timestamp.as_ref().map(|time| time.0),
-    ];
-    times.into_iter().flatten().max()
 }

@@ -16,6 +16,10 @@ use kerf_kubelet_plugin::{
     chain,
 };
 
+use rustix::io::Errno;
+
+use crate::cdi_hook::{Blame, settle};
+
 use super::{DEVICE, GPU, UID};
 
 pub(super) fn full() -> io::Error {
@@ -270,6 +274,30 @@ fn files() -> Vec<Message> {
             "Make room, or name another folder with --hook-root (chart value hookRoot).";
     ));
     all
+}
+
+/// Errors of links, which fail the container unless the pod chose them.
+pub(super) fn hook() -> Vec<Message> {
+    let said = |blame: &Blame| {
+        let errno = match blame {
+            Blame::Pod | Blame::Image => Errno::ISDIR,
+            Blame::Rights => Errno::ACCESS,
+            Blame::Node => Errno::NOSPC,
+        };
+        let what = "/usr/lib64/libcuda.so cannot be made a link to libcuda.so.1";
+        format!("{:#}", settle(Err(errno.into()), what, &[Blame::Pod]).expect_err("a failure"))
+    };
+    messages!(said, Blame, [Blame::Pod],
+        Blame::Image => Blame::Image,
+            "The image has a folder where the driver's link belongs.",
+            "Remove it from the image.";
+        Blame::Rights => Blame::Rights,
+            "The container's root belongs to users that the hook is not, or a security module forbids it; the container would start and find no CUDA.",
+            "See that the root file system of pods with `hostUsers: false` belongs to the pod's users (containerd 2, a file system with id-mapped mounts); look for denials in the node's audit log.";
+        Blame::Node => Blame::Node,
+            "The disk of the container's root is full, or fails.",
+            "Make room on the node; the kubelet's next attempt goes on.";
+    )
 }
 
 fn work() -> Vec<Message> {
