@@ -70,6 +70,9 @@ async fn an_expired_list_begins_anew_and_is_never_taken_for_complete() {
     api.with(|store| store.expire_pages = 2);
     let held = allocated_devices(api.client(), &driver, &pools()).await.unwrap();
     assert_eq!(held.len(), 2);
+    api.with(|store| store.expire_pages = 2);
+    let claims = holding_claims(api.client(), &driver, &pools()).await.unwrap();
+    assert_eq!(claims.len(), 2, "what an expired list told is told twice");
     api.with(|store| store.expire_pages = 3);
     let error = allocated_devices(api.client(), &driver, &pools()).await.unwrap_err();
     assert!(matches!(error, ListError::Expired { .. }), "{error}");
