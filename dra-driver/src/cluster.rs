@@ -147,6 +147,16 @@ impl ClusterStatus {
         Self { driver: driver.to_string(), version: version.to_owned(), nodes, waiting, notes: Vec::new() }
     }
 
+    /// The claims of pods that have waited for so long though what they ask for
+    /// is free: what is in the way is not to be seen in slices and claims.
+    pub fn waiting_beside_free(&self, seconds: u64) -> impl Iterator<Item = &WaitingClaim> {
+        self.waiting.iter().filter(move |waiting| {
+            // Of several requests each may be free, and not all together.
+            let is_free = matches!(waiting.requests.as_slice(), [request] if request.enough_free);
+            is_free && waiting.from_template && waiting.waited_seconds >= seconds
+        })
+    }
+
     /// Tells claims that no pod owns which of a namespace's pending pods wait
     /// for them.
     pub fn name_pods(&mut self, namespace: &str, pods: &[PendingPod]) {

@@ -52,6 +52,9 @@ pub struct WaitingRequest {
     pub tainted: Option<usize>,
     /// How many can be allocated together on the node that has most.
     pub free_on_one_node: Option<usize>,
+    /// Whether enough are free, and the claim names no selector or constraint
+    /// that could leave them out.
+    pub enough_free: bool,
     /// Why it waits, as far as that is known.
     pub why: String,
 }
@@ -142,6 +145,7 @@ fn request(driver: &DriverName, pools: &[Pool<'_>], asked: AskedFor<'_>) -> Wait
         published: None,
         tainted: None,
         free_on_one_node: None,
+        enough_free: false,
         why: "what this class gives out is not known here".to_owned(),
     };
     let Some(known) = Class::named(class, driver) else { return request };
@@ -164,7 +168,8 @@ fn request(driver: &DriverName, pools: &[Pool<'_>], asked: AskedFor<'_>) -> Wait
         let more = if is_narrowed { "its selectors or constraints, " } else { "" };
         format!(
             "{free_here} could be allocated on {node}: {more}another request of its pods, where these may run, or \
-             a DeviceTaintRule is in the way, or the scheduler has not looked again yet"
+             a DeviceTaintRule is in the way, the scheduler has its feature gate DRAPartitionableDevices off, or it \
+             has not looked again yet"
         )
     } else if tainted.len() == devices.len() {
         format!("none of {} is free: all have a taint: {}", devices.len(), taints(&tainted))
@@ -185,6 +190,7 @@ fn request(driver: &DriverName, pools: &[Pool<'_>], asked: AskedFor<'_>) -> Wait
             taints(&tainted)
         )
     };
+    request.enough_free = enough && !is_narrowed;
     request.published = Some(devices.len());
     request.tainted = Some(tainted.len());
     request.free_on_one_node = Some(free_here);

@@ -14,15 +14,20 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kerf_controller::dropped::dropped;
+use kerf_controller::sentence;
 use kube::Client;
 use kube::api::{Api, PostParams};
 
 use super::Report;
 use super::finding::Kind;
 use crate::arguments::DoctorArguments;
+use crate::status::cluster;
 
 /// How long the API server has for one answer.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a claim may wait, in seconds: a scheduler that has much to do takes
+/// some.
+const WAITING: u64 = 30;
 /// The first minor release of Kubernetes 1 with `resource.k8s.io/v1`.
 const OLDEST: u32 = 34;
 
@@ -75,7 +80,7 @@ async fn ask(report: &mut Report, arguments: &DoctorArguments) {
     };
     let slice = probe(arguments.kubelet.driver_name.as_str(), node);
     let dry = PostParams { dry_run: true, ..PostParams::default() };
-    let slices: Api<ResourceSlice> = Api::all(client);
+    let slices: Api<ResourceSlice> = Api::all(client.clone());
     match answer(slices.create(&dry, &slice)).await {
         Ok(kept) => {
             for feature in dropped(&slice.spec, &kept.spec) {
@@ -83,6 +88,20 @@ async fn ask(report: &mut Report, arguments: &DoctorArguments) {
             }
         }
         Err(error) => report.skipped(format!("what the API server keeps of a slice: {error}")),
+    }
+    let look = cluster::look(&client, &arguments.kubelet.driver_name);
+    match tokio::time::timeout(PATIENCE, look).await {
+        Ok(Ok(status)) => {
+            let names: Vec<String> =
+                status.waiting_beside_free(WAITING).map(|waiting| waiting.claim.to_string()).collect();
+            if let [first, others @ ..] = names.as_slice() {
+                report.found(Kind::ClaimsWaitBesideFree, format!("{first} and {} others", others.len()));
+            }
+        }
+        Ok(Err(error)) => report.skipped(format!("whether claims wait: {}", sentence(&error))),
+        Err(_) => {
+            report.skipped(format!("whether claims wait: no answer in {} s", PATIENCE.as_secs()));
+        }
     }
 }
 

@@ -207,6 +207,10 @@ kinds! {
         "The API server drops fields of ResourceSlices without a word."
         "Their feature gate is off there. Without counters only whole GPUs or only partitions can be offered; without taints a bad device is given out."
         "Turn the gate of the detail on in the API server, and in the scheduler and kubelet too, then restart kerf.";
+    ClaimsWaitBesideFree "claims-wait-beside-free-devices" Warning
+        "Claims of pods wait though the devices they ask for are free."
+        "If many do, the scheduler may have its feature gate DRAPartitionableDevices off: it then passes over whatever has counters. If few do, something of the pods' own keeps them from the node, such as a selector, a taint of the Node or a DeviceTaintRule."
+        "Read the pods' FailedScheduling events; see that the scheduler does not run with DRAPartitionableDevices=false (its metric kubernetes_feature_enabled tells).";
 }
 
 /// Something that was found.

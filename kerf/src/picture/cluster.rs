@@ -207,6 +207,7 @@ mod tests {
                     published: Some(3),
                     tainted: Some(1),
                     free_on_one_node: Some(1),
+                    enough_free: false,
                     why: "2 are needed on one node, and node-1 has most that are free: 1".to_owned(),
                 }],
                 scheduler: Some(SchedulerEvent {

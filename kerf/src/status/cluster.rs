@@ -41,13 +41,7 @@ async fn read(driver: &DriverName) -> Result<ClusterStatus> {
             sentence(&error)
         )
     })?;
-    let fields = format!("spec.driver={driver}");
-    let path = "/apis/resource.k8s.io/v1/resourceslices";
-    let listed = Listed { what: "ResourceSlices", path, fields: Some(&fields) };
-    let slices: Vec<ResourceSlice> = list(&client, listed, Some).await.map_err(|error| explained(&error))?;
-    let claims: Vec<SeenClaim> = list(&client, CLAIMS, Some).await.map_err(|error| explained(&error))?;
-    let mut status = ClusterStatus::of(driver, env!("CARGO_PKG_VERSION"), &slices, &claims, Timestamp::now());
-    drop((slices, claims));
+    let mut status = look(&client, driver).await.map_err(|error| explained(&error))?;
     // Without these the picture is whole but for the reasons.
     if let Err(error) = find_pods(&client, &mut status).await {
         status.notes.push(format!("which pods wait is not known: {}", explained(&error)));
@@ -56,6 +50,16 @@ async fn read(driver: &DriverName) -> Result<ClusterStatus> {
         status.notes.push(format!("what the scheduler says is not known: {}", explained(&error)));
     }
     Ok(status)
+}
+
+/// What slices and claims tell.
+pub(crate) async fn look(client: &Client, driver: &DriverName) -> Result<ClusterStatus, ListError> {
+    let fields = format!("spec.driver={driver}");
+    let path = "/apis/resource.k8s.io/v1/resourceslices";
+    let listed = Listed { what: "ResourceSlices", path, fields: Some(&fields) };
+    let slices: Vec<ResourceSlice> = list(client, listed, Some).await?;
+    let claims: Vec<SeenClaim> = list(client, CLAIMS, Some).await?;
+    Ok(ClusterStatus::of(driver, env!("CARGO_PKG_VERSION"), &slices, &claims, Timestamp::now()))
 }
 
 /// What failed, why, and what to do.

@@ -470,9 +470,12 @@ struct ApiServer {
     forbidden: &'static str,
     /// The field of a slice's devices that is dropped.
     dropped: &'static str,
+    /// The class that a pod's claim waits for.
+    wanted: &'static str,
 }
 
-const HEALTHY: ApiServer = ApiServer { minor: "37", forbidden: "", dropped: "" };
+const HEALTHY: ApiServer =
+    ApiServer { minor: "37", forbidden: "", dropped: "", wanted: "mig-1g.10gb.nvidia.com" };
 
 impl ApiServer {
     /// Serves on a port of the loopback address as long as the test runs.
@@ -524,6 +527,11 @@ impl ApiServer {
             } else if path.contains("selfsubjectaccessreviews") {
                 let resource = &object["spec"]["resourceAttributes"]["resource"];
                 object["status"] = json!({"allowed": resource != self.forbidden});
+            } else if path.contains("fieldSelector=spec.driver") {
+                object = json!({"metadata": {"resourceVersion": "1"}, "items": [a_free_gpu()]});
+            } else if path.contains("/resourceclaims?") {
+                let claim = waiting_for(self.wanted);
+                object = json!({"metadata": {"resourceVersion": "1"}, "items": [claim]});
             } else {
                 assert!(
                     path.starts_with("/apis/resource.k8s.io/v1/resourceslices?")
@@ -536,6 +544,29 @@ impl ApiServer {
             write!(stream, "{head}: {}\r\n\r\n{body}", body.len())?;
         }
     }
+}
+
+fn a_free_gpu() -> Value {
+    json!({
+        "metadata": {"name": "00000-a"},
+        "spec": {
+            "driver": "gpu.nvidia.com",
+            "nodeName": "node-1",
+            "pool": {"name": "node-1/gpu", "generation": 1, "resourceSliceCount": 1},
+            "devices": [{"name": "gpu-0000-17-00-0", "attributes": {"type": {"string": "gpu"}}}],
+        },
+    })
+}
+
+/// A claim of a pod, of a time long ago.
+fn waiting_for(class: &str) -> Value {
+    json!({
+        "metadata": {
+            "namespace": "team", "name": "train-gpu-x", "uid": "uid-1", "creationTimestamp": "2026-11-30T10:00:00Z",
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "train", "uid": "uid-2"}],
+        },
+        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": class, "count": 1}}]}},
+    })
 }
 
 #[test]
@@ -554,6 +585,8 @@ fn an_api_server_that_does_not_do_what_kerf_needs_is_told() {
         node.finds("api-server-drops-fields", "DRADeviceTaints");
         ApiServer { dropped: "consumesCounters", ..HEALTHY }.serve(node);
         node.finds("api-server-drops-fields", "DRAPartitionableDevices");
+        ApiServer { wanted: "gpu.nvidia.com", ..HEALTHY }.serve(node);
+        node.finds("claims-wait-beside-free-devices", "team/train-gpu-x");
         // Nobody listens on this port any more.
         let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let text = fs::read_to_string(node.path("kubeconfig")).unwrap();

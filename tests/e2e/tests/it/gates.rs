@@ -12,6 +12,7 @@ use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use kerf_e2e::{Case, LIMIT, Needs, Scene, wait_until};
 
 use crate::ground::{self, DRIVER, Machine};
+use crate::publishing;
 use crate::workload::{self, Workload, on_gpu};
 
 /// The cases of this file.
@@ -214,6 +215,10 @@ fn unknown_to_the_scheduler(scene: &Scene<'_>) -> Result<()> {
         Workload::new("late", "mig.nvidia.com").apply(scene)?;
         workload::await_refused(scene, "late")?;
         held.is_still_held(scene)?;
+        wait_until("kerf doctor tells that something is wrong", LIMIT, || {
+            let report = publishing::ask(scene, &["doctor", "--json"])?;
+            Ok(report.contains("claims-wait-beside-free-devices").then_some(()))
+        })?;
         scene.set_feature_gates("")?;
         scene.await_running("late")?;
         workload::end(scene, "late")?;

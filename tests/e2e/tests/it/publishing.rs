@@ -23,16 +23,19 @@ pub(crate) fn every_gpu_is_published(scene: &Scene<'_>) -> Result<()> {
     })
 }
 
+/// What `kerf` says in kerf's own pod. The exit code is passed over: it is 1
+/// where `doctor` found an error.
+pub(crate) fn ask(scene: &Scene<'_>, words: &[&str]) -> Result<String> {
+    let mut command = scene.cluster.kubectl();
+    command.args(["--namespace", NAMESPACE, "exec", "daemonset/kerf-node", "--", "kerf"]);
+    let output = command.args(words).output()?;
+    let said = || format!("kerf {}: {}", words.join(" "), String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).ok().filter(|text| !text.is_empty()).with_context(said)
+}
+
 /// In kerf's own pod, without a flag, as an operator asks.
 pub(crate) fn the_node_tells_of_itself(scene: &Scene<'_>) -> Result<()> {
-    // Doctor's exit code is 1 where it found an error.
-    let ask = |words: &[&str]| -> Result<String> {
-        let mut command = scene.cluster.kubectl();
-        command.args(["--namespace", NAMESPACE, "exec", "daemonset/kerf-node", "--", "kerf"]);
-        let output = command.args(words).output()?;
-        let said = || format!("kerf {}: {}", words.join(" "), String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout.clone()).ok().filter(|text| !text.is_empty()).with_context(said)
-    };
+    let ask = |words: &[&str]| ask(scene, words);
     let picture = ask(&["status"])?;
     for product in ["H100", "A100", "A30"] {
         ensure!(picture.contains(product), "no {product} in the picture:\n{picture}");
