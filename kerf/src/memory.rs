@@ -42,9 +42,15 @@ fn give_back() {
     }
 }
 
+/// The objects whose code is unmapped, by how their files' names begin, beside
+/// the program itself. What the driver's libraries do with their pages is their
+/// own business.
+#[cfg(target_env = "gnu")]
+const OURS: [&str; 4] = ["libc.so.", "libm.so.", "libgcc_s.so.", "ld-linux"];
+
 /// Unmaps the pages of a loaded object that nobody can have written. Whoever
 /// needs one again gets it from the system's cache of the file, in less than a
-/// microsecond. What the driver's libraries do with theirs is their own business.
+/// microsecond.
 #[cfg(target_env = "gnu")]
 unsafe extern "C" fn unmap_code(
     object: *mut libc::dl_phdr_info,
@@ -59,7 +65,10 @@ unsafe extern "C" fn unmap_code(
         let headers = std::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into());
         (std::ffi::CStr::from_ptr(object.dlpi_name), object.dlpi_addr, headers)
     };
-    if name.to_string_lossy().contains("nvidia") {
+    let path = name.to_string_lossy();
+    let file = path.rsplit('/').next().unwrap_or_default();
+    // The program's name is empty.
+    if !file.is_empty() && !OURS.iter().any(|ours| file.starts_with(ours)) {
         return GO_ON;
     }
     let page = rustix::param::page_size() as u64;

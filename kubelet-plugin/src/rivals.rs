@@ -9,8 +9,10 @@
 //! Its pods outlive it: the kubelet tells of them, and is asked again as long as
 //! there are any.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,6 +23,7 @@ use kerf_dra_driver::taint::Rivalry;
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until};
 use tracing::warn;
 
 use crate::plugin::PluginConfig;
@@ -33,6 +36,8 @@ const PAUSE: Duration = Duration::from_secs(10);
 /// How long after its file appeared a socket that is silent is looked at again;
 /// then after twice that, and so on: a dead one costs less and less.
 const SILENCE: Duration = Duration::from_millis(50);
+/// The longest time between such looks.
+const LONGEST_SILENCE: Duration = Duration::from_mins(1);
 /// More than these say nothing more.
 const MOST: usize = 16;
 /// Whoever closes connections at once is not asked in a loop.
@@ -110,7 +115,12 @@ struct Answers {
     answering: Vec<(Rival, Option<std::os::unix::net::UnixStream>)>,
     /// Whether there are others: of dead ones, or of ones that only start.
     is_any_silent: bool,
+    /// Everything in the folders, of whomever.
+    files: BTreeSet<File>,
 }
+
+/// A file, and what tells it from another one of its name: inodes are used again.
+type File = (PathBuf, Option<(u64, i64, i64)>);
 
 impl RivalFolders {
     pub(crate) fn of(config: &PluginConfig) -> Self {
@@ -143,10 +153,11 @@ impl RivalFolders {
         // Of NVIDIA's, of those that stand in for it, and of GKE's.
         let is_plugin = |name: &str| name.starts_with("nvidia-") || name.starts_with("nvidiaGPU");
         let plugin = |name: &str| is_plugin(name).then_some(RivalKind::DevicePlugin);
-        let mut candidates = found(&self.registry, driver)?;
-        candidates.extend(found(&self.device_plugins, plugin)?);
+        let mut files = BTreeSet::new();
+        let mut candidates = found(&self.registry, driver, &mut files)?;
+        candidates.extend(found(&self.device_plugins, plugin, &mut files)?);
         candidates.sort();
-        let mut answers = Answers { answering: Vec::new(), is_any_silent: false };
+        let mut answers = Answers { answering: Vec::new(), is_any_silent: false, files };
         for rival in candidates {
             if answers.answering.len() == MOST {
                 break;
@@ -173,7 +184,12 @@ impl RivalFolders {
     }
 }
 
-fn found(folder: &Path, kind: impl Fn(&str) -> Option<RivalKind>) -> io::Result<Vec<Rival>> {
+/// The possible rivals of a folder; `files` is told all that is in it.
+fn found(
+    folder: &Path,
+    kind: impl Fn(&str) -> Option<RivalKind>,
+    files: &mut BTreeSet<File>,
+) -> io::Result<Vec<Rival>> {
     let entries = match std::fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
@@ -181,6 +197,8 @@ fn found(folder: &Path, kind: impl Fn(&str) -> Option<RivalKind>) -> io::Result<
     let mut rivals = Vec::new();
     for entry in entries {
         let entry = entry?;
+        let identity = entry.metadata().ok().map(|file| (file.ino(), file.ctime(), file.ctime_nsec()));
+        files.insert((entry.path(), identity));
         if let Some(kind) = entry.file_name().to_str().and_then(&kind) {
             rivals.push(Rival { kind, socket: entry.path() });
         }
@@ -203,7 +221,7 @@ pub(crate) async fn keep(
             warn!(error, "whether others hand out the GPUs is not known now");
             said = error;
         }
-        tokio::time::sleep(PAUSE).await;
+        sleep(PAUSE).await;
     }
 }
 
@@ -213,27 +231,32 @@ async fn follow(
     rivals: &watch::Sender<Option<Arc<[Rival]>>>,
 ) -> Result<(), ServeError> {
     let mut watched = SocketFolders::new(vec![folders.registry.clone(), folders.device_plugins.clone()]);
-    let mut silence = SILENCE;
+    let (mut files, mut silence) = (BTreeSet::new(), SILENCE);
+    // Asking is not cheap: the kubelet tells of all pods.
+    let (mut pods, mut ask_at) = (None, Instant::now());
     loop {
         watched.watch()?;
         let failed = |source| ServeError::Rivals { path: folders.registry.clone(), source };
+        let answers = folders.knock(ours).map_err(failed)?;
+        if files != answers.files {
+            (files, silence, ask_at) = (answers.files, SILENCE, Instant::now());
+        }
         let mut ends: Vec<std::pin::Pin<Box<dyn Future<Output = ()> + Send>>> = Vec::new();
         let mut found = Vec::new();
-        let answers = folders.knock(ours).map_err(failed)?;
         for (rival, connection) in answers.answering {
             found.push(rival);
             match connection.map(UnixStream::from_std) {
                 Some(connection) => ends.push(Box::pin(ended(connection.map_err(failed)?))),
-                None => ends.push(Box::pin(tokio::time::sleep(PAUSE))),
+                None => ends.push(Box::pin(sleep(PAUSE))),
             }
         }
-        if let Some(pods) = folders.plugins_pods().await? {
-            found.push(pods);
-            ends.push(Box::pin(tokio::time::sleep(PAUSE)));
+        if ask_at <= Instant::now() {
+            pods = folders.plugins_pods().await?;
+            ask_at = Instant::now() + PAUSE;
         }
-        if answers.is_any_silent {
-            ends.push(Box::pin(tokio::time::sleep(silence)));
-            silence = silence.saturating_mul(2);
+        if let Some(pods) = &pods {
+            found.push(pods.clone());
+            ends.push(Box::pin(sleep_until(ask_at)));
         }
         tell(rivals, found);
         let end = async {
@@ -243,11 +266,10 @@ async fn follow(
             select_all(ends).await;
         };
         tokio::select! {
-            changed = watched.changed() => {
-                changed?;
-                silence = SILENCE;
-            }
-            () = end => {}
+            changed = watched.changed() => changed?,
+            // It may have left pods.
+            () = end => ask_at = Instant::now(),
+            () = sleep(silence), if answers.is_any_silent => silence = (silence * 2).min(LONGEST_SILENCE),
         }
     }
 }
@@ -270,5 +292,5 @@ fn tell(rivals: &watch::Sender<Option<Arc<[Rival]>>>, found: Vec<Rival>) {
 async fn ended(mut stream: UnixStream) {
     let mut buffer = [0; 256];
     while stream.read(&mut buffer).await.is_ok_and(|length| length > 0) {}
-    tokio::time::sleep(SPACING).await;
+    sleep(SPACING).await;
 }
