@@ -49,7 +49,7 @@ impl DeviceConfig {
 }
 
 /// Where a config is put right.
-const CORRECT_IT: &str = "correct it in the claim or its class";
+const CORRECT_IT: &str = "correct the claim's manifest or its class, then delete claim and pod";
 
 /// Why a claim's configs cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -219,7 +219,8 @@ pub enum ClaimError {
     Name(#[from] NameError),
     /// A config that is nested too deeply, or has a number out of all bounds.
     #[error(
-        "a device config for `{driver}` cannot be decoded ({reason}); correct it in the claim or its class"
+        "a device config for `{driver}` cannot be decoded ({reason}); correct the claim's manifest or its class, then delete claim \
+         and pod"
     )]
     UnreadableConfig {
         /// Our driver.

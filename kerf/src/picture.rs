@@ -102,7 +102,10 @@ fn legend(out: &mut String, gpus: &[GpuStatus]) {
     let foreign = drawn().flat_map(|gpu| &gpu.partitions).any(|partition| partition.held_by.is_none());
     let foreign = if foreign { "; foreign: a partition that kerf did not make" } else { "" };
     out.push('\n');
-    line(out, format_args!("one column is one memory slice of the GPU, an empty one is free{foreign}"));
+    line(
+        out,
+        format_args!("one column is one memory slice of the GPU, an empty one has no partition{foreign}"),
+    );
 }
 
 fn draw_unprepared(out: &mut String, claim: &UnpreparedClaim) {

@@ -40,8 +40,8 @@ examples, and `…` in headings. A message may stand in another one, after a col
 
 `kerf doctor` has [a page of its own](doctor.md).
 
-This page is made from the errors of the code; a test in `kerf/src/troubleshooting.rs` compares them, and writes the page when
-`KERF_WRITE_DOCS=1` is set.
+<!-- Made from the errors of the code; a test in kerf/src/troubleshooting.rs compares them, and writes the page when
+KERF_WRITE_DOCS=1 is set. -->
 ";
 
 const SCHEDULER: &str = "
@@ -54,13 +54,16 @@ the same sentence for all of these:
 | --- | --- |
 | all devices that fit are held, or what is held on their GPU leaves too little | `kerf status --cluster`, or `kerf status` in the kerf pod of a node |
 | devices that fit have a taint, which says why kerf does not give them out | the same; [the taints](#taints) and what ends them |
-| no GPU of the cluster has the profile, or a selector matches nothing | `kubectl get resourceslices -o yaml`; [what a selector can ask](claims.md) |
+| no GPU of the cluster has the profile, or a selector matches nothing | `kubectl get resourceslices -o jsonpath='{..profile.string}'` for the profiles there are; [what a selector can ask](claims.md) |
 | the gate `DRAPartitionableDevices` is off in the scheduler | the scheduler's `/metrics`; [the gates](operating.md#feature-gates) |
 | kerf publishes nothing on the node | readiness, below |
 
+`device class … does not exist`: the class is not in the cluster: misspelt, of a profile of no known model, or the chart made no classes.
+`kubectl get deviceclasses` names all; `mig.nvidia.com` with a selector on `profile` serves any profile.
+
 `Insufficient nvidia.com/…`: no class has that extended resource name, or the API server's gate `DRAExtendedResource` is off.
 
-`waiting for resource claim to be created`, `resourceclaim … not found`: the claim or the template of the pod is not there;
+`waiting for resource claim to be created`, `resourceclaim … not found`, `FailedResourceClaimCreation … resourceclaimtemplate … not found`: the claim or the template of the pod is not there;
 that is a matter of the cluster's controller manager and of the pod's manifest.
 ";
 

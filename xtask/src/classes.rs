@@ -141,10 +141,12 @@ mod tests {
         let page = file("docs/claims.md");
         let examples: Vec<&str> =
             page.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
-        assert_eq!(examples.len(), 9);
+        assert_eq!(examples.len(), 10);
         for example in examples {
-            let object: Value = serde_saphyr::from_str(example).expect(example);
-            assert!(object["kind"].is_string(), "{example}");
+            for document in example.split("\n---\n") {
+                let object: Value = serde_saphyr::from_str(document).expect(document);
+                assert!(object["kind"].is_string(), "{document}");
+            }
             let classes = words(example, "deviceClassName: ");
             let resources = words(example, "nvidia.com/mig-");
             assert!(!classes.is_empty() || !resources.is_empty(), "{example}");

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use serde_json::{Map, Value, json};
 
 /// Where the chart is installed.
-pub const NAMESPACE: &str = "kerf-system";
+pub const NAMESPACE: &str = "kerf";
 
 /// The release's name, and the label by which its pods are found.
 const RELEASE: &str = "kerf";

@@ -242,8 +242,8 @@ mod tests {
              Compute instance profiles and instance ids are those of the GPU instances that exist; `derived` names the rest.\n\n\
              containerd's configuration is read line by line: `enable_cdi` counts wherever it stands, files that are\n\
              imported are not followed.\n\n\
-             This page is made from the table in `kerf/src/doctor/finding.rs`; a test compares them, and writes the page\n\
-             when `KERF_WRITE_DOCS=1` is set.\n",
+             <!-- Made from the table in kerf/src/doctor/finding.rs; a test compares them, and writes the page when\n\
+             KERF_WRITE_DOCS=1 is set. -->\n",
         );
         for kind in Kind::ALL {
             let Row { id, severity, what, why, remedy } = kind.row();

@@ -81,7 +81,7 @@ gpu-0000-65-00-0   NVIDIA L4   79.6 GiB
   │default/job                                                            │
   └───────────────────────────────────────────────────────────────────────┘
 
-one column is one memory slice of the GPU, an empty one is free; foreign: a partition that kerf did not make
+one column is one memory slice of the GPU, an empty one has no partition; foreign: a partition that kerf did not make
 "
     );
 }
@@ -132,7 +132,10 @@ fn what_a_kept_mode_leaves_out_and_what_the_settings_name_in_vain_is_told() {
     assert!(text.contains("40GB   79.6 GiB   MIG off, whole GPU only\n"), "{text}");
     let vain = "! no GPU of this node has the profiles of --mig-profiles: 1g.18gb, 3g.71gb\n";
     assert!(text.contains(vain), "{text}");
-    assert!(text.ends_with("one column is one memory slice of the GPU, an empty one is free\n"), "{text}");
+    assert!(
+        text.ends_with("one column is one memory slice of the GPU, an empty one has no partition\n"),
+        "{text}"
+    );
 }
 
 #[test]
