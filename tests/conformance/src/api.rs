@@ -1,0 +1,300 @@
+//! The API server's side: reads slices, and makes claims that are allocated by
+//! hand, as the scheduler would.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context as _, Result, bail};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::{Device, DeviceAttribute, ResourceClaim, ResourceSlice};
+use kube::Client;
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+
+use crate::profile::{ClaimProfile, Profile};
+use crate::proto::dra_v1;
+
+/// The name of the request in every claim.
+pub(crate) const REQUEST: &str = "conformance";
+/// The name of its only alternative, where it is a list.
+const ALTERNATIVE: &str = "first";
+/// A driver that nobody has.
+pub(crate) const FOREIGN: &str = "conformance.invalid";
+/// The pod that all claims are reserved for. It never runs.
+const POD: &str = "dra-conformance";
+
+/// A device's place: pool and name.
+pub(crate) type Place = (String, String);
+
+/// A claim that was made.
+#[derive(Debug, Clone)]
+pub(crate) struct Claim {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) uid: String,
+    pub(crate) device: Place,
+}
+
+impl Claim {
+    pub(crate) fn wire(&self) -> dra_v1::Claim {
+        dra_v1::Claim { namespace: self.namespace.clone(), uid: self.uid.clone(), name: self.name.clone() }
+    }
+}
+
+/// What is unusual about a claim.
+#[derive(Debug, Default)]
+pub(crate) struct Unusual {
+    /// This device, whoever has it.
+    pub(crate) device: Option<Place>,
+    /// This name.
+    pub(crate) name: Option<String>,
+    /// Another driver's device and parameters are in it too.
+    pub(crate) foreign: bool,
+    /// Its request is a list of alternatives.
+    pub(crate) alternatives: bool,
+    /// Instead of the profile's parameters.
+    pub(crate) parameters: Option<Value>,
+    /// Nothing is allocated to it.
+    pub(crate) unallocated: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    pub(crate) slices: Api<ResourceSlice>,
+    pub(crate) nodes: Api<Node>,
+    claims: Api<ResourceClaim>,
+    all_claims: Api<ResourceClaim>,
+    pods: Api<Pod>,
+    driver: String,
+    node: String,
+    namespace: String,
+    pod: Option<String>,
+    made: u32,
+}
+
+impl Cluster {
+    pub(crate) fn new(client: Client, profile: &Profile) -> Self {
+        Self {
+            slices: Api::all(client.clone()),
+            nodes: Api::all(client.clone()),
+            claims: Api::namespaced(client.clone(), &profile.namespace),
+            all_claims: Api::all(client.clone()),
+            pods: Api::namespaced(client, &profile.namespace),
+            driver: profile.driver.clone(),
+            node: profile.node.clone(),
+            namespace: profile.namespace.clone(),
+            pod: None,
+            made: 0,
+        }
+    }
+
+    /// The Node's UID; it is made if there is none.
+    pub(crate) async fn node_uid(&self) -> Result<String> {
+        let node = if let Some(node) = self.nodes.get_opt(&self.node).await? {
+            node
+        } else {
+            let object: Node = serde_json::from_value(json!({"metadata": {"name": self.node}}))?;
+            let made = self.nodes.create(&PostParams::default(), &object).await;
+            made.with_context(|| format!("the Node `{}` cannot be made", self.node))?
+        };
+        node.metadata.uid.context("a Node has a UID")
+    }
+
+    /// The driver's slices of the node, by name.
+    pub(crate) async fn published(&self) -> Result<Vec<ResourceSlice>> {
+        let fields = format!("spec.nodeName={},spec.driver={}", self.node, self.driver);
+        let mut slices = self.slices.list(&ListParams::default().fields(&fields)).await?.items;
+        slices.sort_by(|left, right| left.metadata.name.cmp(&right.metadata.name));
+        Ok(slices)
+    }
+
+    pub(crate) async fn delete_slices(&self, slices: &[ResourceSlice]) -> Result<()> {
+        for slice in slices {
+            let name = slice.metadata.name.as_deref().context("a slice has a name")?;
+            match self.slices.delete(name, &DeleteParams::default()).await {
+                Err(kube::Error::Api(status)) if status.is_not_found() => {}
+                deleted => drop(deleted?),
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a claim as the profile says, allocated and reserved.
+    pub(crate) async fn create(&mut self, profile: &ClaimProfile, unusual: Unusual) -> Result<Claim> {
+        let name = unusual.name.clone().unwrap_or_else(|| {
+            self.made += 1;
+            format!("dra-conformance-{}", self.made)
+        });
+        // Left by a run that was killed.
+        self.claims.delete(&name, &DeleteParams::default()).await.ok();
+        let device = match &unusual.device {
+            Some(device) => device.clone(),
+            None => self.pick(profile).await?,
+        };
+        let parameters = unusual.parameters.as_ref().or(profile.parameters.as_ref());
+        let object = self.object(&name, profile, parameters, &unusual);
+        let claim = self.claims.create(&PostParams::default(), &serde_json::from_value(object)?).await?;
+        let uid = claim.metadata.uid.context("a created claim has a UID")?;
+        if !unusual.unallocated {
+            let status = self.status(&device, parameters, &unusual).await;
+            self.claims.patch_status(&name, &PatchParams::default(), &Patch::Merge(&status)).await?;
+        }
+        Ok(Claim { namespace: self.namespace.clone(), name, uid, device })
+    }
+
+    fn object(
+        &self,
+        name: &str,
+        profile: &ClaimProfile,
+        parameters: Option<&Value>,
+        unusual: &Unusual,
+    ) -> Value {
+        let exactly = json!({"deviceClassName": profile.device_class});
+        let mut requests = vec![if unusual.alternatives {
+            let alternative = json!({"name": ALTERNATIVE, "deviceClassName": profile.device_class});
+            json!({"name": REQUEST, "firstAvailable": [alternative]})
+        } else {
+            json!({"name": REQUEST, "exactly": exactly})
+        }];
+        if unusual.foreign {
+            requests.push(json!({"name": "foreign", "exactly": exactly}));
+        }
+        let config = self.config(parameters, unusual.foreign);
+        json!({"metadata": {"name": name}, "spec": {"devices": {"requests": requests, "config": config}}})
+    }
+
+    fn config(&self, parameters: Option<&Value>, foreign: bool) -> Vec<Value> {
+        let ours = parameters.map(|parameters| {
+            json!({"requests": [REQUEST], "opaque": {"driver": self.driver, "parameters": parameters}})
+        });
+        let theirs = foreign.then(|| {
+            let parameters =
+                json!({"apiVersion": "conformance.invalid/v1", "kind": "Foreign", "deep": [[["x"]]]});
+            json!({"opaque": {"driver": FOREIGN, "parameters": parameters}})
+        });
+        ours.into_iter().chain(theirs).collect()
+    }
+
+    async fn status(
+        &mut self,
+        (pool, device): &Place,
+        parameters: Option<&Value>,
+        unusual: &Unusual,
+    ) -> Value {
+        let request =
+            if unusual.alternatives { format!("{REQUEST}/{ALTERNATIVE}") } else { REQUEST.to_owned() };
+        let mut results =
+            vec![json!({"request": request, "driver": self.driver, "pool": pool, "device": device})];
+        if unusual.foreign {
+            // First: a driver must look at each result's own driver.
+            let theirs =
+                json!({"request": "foreign", "driver": FOREIGN, "pool": "foreign", "device": "foreign"});
+            results.insert(0, theirs);
+        }
+        let mut config = self.config(parameters, unusual.foreign);
+        for entry in &mut config {
+            entry["source"] = json!("FromClaim");
+        }
+        let consumer = json!({"resource": "pods", "name": POD, "uid": self.pod_uid().await});
+        let allocation = json!({"devices": {"results": results, "config": config}});
+        json!({"status": {"allocation": allocation, "reservedFor": [consumer]}})
+    }
+
+    /// The UID of a pod that nobody schedules. A controller manager takes
+    /// reservations of pods away that are not there; where no pod can be made
+    /// (no service account), there is no controller manager either.
+    async fn pod_uid(&mut self) -> String {
+        const NOBODY: &str = "00000000-0000-4000-8000-000000000000";
+        if self.pod.is_none() {
+            let object = json!({
+                "metadata": {"name": POD},
+                "spec": {
+                    "schedulingGates": [{"name": "conformance.invalid/never"}],
+                    "containers": [{"name": "none", "image": "none"}],
+                },
+            });
+            let made = match serde_json::from_value(object) {
+                Ok(pod) => self.pods.create(&PostParams::default(), &pod).await.ok(),
+                Err(_) => None,
+            };
+            let pod = match made {
+                Some(pod) => Some(pod),
+                None => self.pods.get_opt(POD).await.ok().flatten(),
+            };
+            self.pod = Some(pod.and_then(|pod| pod.metadata.uid).unwrap_or_else(|| NOBODY.to_owned()));
+        }
+        self.pod.clone().unwrap_or_default()
+    }
+
+    /// Takes a claim away, whether or not it is still the one of its name.
+    pub(crate) async fn delete(&self, claim: &Claim) -> Result<()> {
+        let released = json!({"status": {"allocation": null, "reservedFor": null}});
+        // Without an allocation there is nothing to release.
+        self.claims.patch_status(&claim.name, &PatchParams::default(), &Patch::Merge(&released)).await.ok();
+        match self.claims.delete(&claim.name, &DeleteParams::default()).await {
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            deleted => Ok(deleted.map(drop)?),
+        }
+    }
+
+    /// Takes away what was made for all claims.
+    pub(crate) async fn leave(&self) {
+        if self.pod.is_some() {
+            self.pods.delete(POD, &DeleteParams::default().grace_period(0)).await.ok();
+        }
+    }
+
+    /// The first device in published order that matches, has no taint that
+    /// would keep it from being allocated, and is not allocated.
+    async fn pick(&self, profile: &ClaimProfile) -> Result<Place> {
+        let claims = self.all_claims.list(&ListParams::default()).await?.items;
+        let results =
+            claims.iter().filter_map(|claim| claim.status.as_ref()?.allocation.as_ref()?.devices.as_ref());
+        let taken: BTreeSet<(&str, &str)> = results
+            .flat_map(|devices| devices.results.iter().flatten())
+            .filter(|result| result.driver == self.driver)
+            .map(|result| (result.pool.as_str(), result.device.as_str()))
+            .collect();
+        let slices = self.published().await?;
+        let devices = slices.iter().flat_map(|slice| {
+            let pool = slice.spec.pool.name.as_str();
+            slice.spec.devices.iter().flatten().map(move |device| (pool, device))
+        });
+        let free = devices
+            .filter(|(_, device)| is_plain(device) && self.matches(device, &profile.matching))
+            .find(|(pool, device)| !taken.contains(&(*pool, device.name.as_str())));
+        match free {
+            Some((pool, device)) => Ok((pool.to_owned(), device.name.clone())),
+            None => bail!(
+                "no published device is free that matches {} ({} slices, {} devices are allocated)",
+                serde_json::to_string(&profile.matching)?,
+                slices.len(),
+                taken.len()
+            ),
+        }
+    }
+
+    fn matches(&self, device: &Device, wanted: &BTreeMap<String, Value>) -> bool {
+        let attributes = device.attributes.as_ref();
+        wanted.iter().all(|(name, value)| {
+            let bare = name.strip_prefix(&format!("{}/", self.driver)).unwrap_or(name);
+            let full = format!("{}/{bare}", self.driver);
+            let attribute =
+                attributes.and_then(|all| all.get(name).or_else(|| all.get(bare)).or_else(|| all.get(&full)));
+            attribute.is_some_and(|attribute| scalar(attribute) == *value)
+        })
+    }
+}
+
+/// Whether it can be allocated once, as a whole, without a toleration.
+fn is_plain(device: &Device) -> bool {
+    let shared = device.allow_multiple_allocations == Some(true);
+    let tainted = device.taints.iter().flatten().any(|taint| taint.effect != "None");
+    !shared && !tainted
+}
+
+fn scalar(attribute: &DeviceAttribute) -> Value {
+    let text = attribute.string.as_ref().or(attribute.version.as_ref()).map(|text| json!(text));
+    text.or(attribute.int.map(|int| json!(int)))
+        .or(attribute.bool.map(|bool| json!(bool)))
+        .unwrap_or_default()
+}

@@ -1,0 +1,251 @@
+//! What a check works with: the driver under test, as it runs now, and the
+//! claims that were made of it.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use kube::Client;
+
+use crate::api::{Claim, Cluster, Unusual};
+use crate::check::{Check, Need};
+use crate::kubelet::{Plugin, said};
+use crate::launcher::{Launcher, Running};
+use crate::profile::{ClaimProfile, Profile, seconds};
+use crate::rules;
+
+/// How often something that is waited for is looked at.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The instance that runs in all checks but those of rolling updates.
+pub(crate) const FIRST: &str = "conformance-1";
+pub(crate) const SECOND: &str = "conformance-2";
+
+/// The driver under test and what was made of it.
+#[derive(Debug)]
+pub struct Context {
+    pub(crate) profile: Profile,
+    pub(crate) cluster: Cluster,
+    launcher: Option<Box<dyn Launcher>>,
+    running: BTreeMap<String, Box<dyn Running>>,
+    /// To be taken away after the check.
+    claims: Vec<Claim>,
+}
+
+impl Context {
+    /// Of a driver that `launcher` starts, or that runs already.
+    pub fn new(profile: Profile, client: Client, launcher: Option<Box<dyn Launcher>>) -> Self {
+        let cluster = Cluster::new(client, &profile);
+        Self { profile, cluster, launcher, running: BTreeMap::new(), claims: Vec::new() }
+    }
+
+    /// What keeps a check from applying.
+    pub(crate) fn missing(&self, check: &Check) -> Option<&'static str> {
+        let has = |need: &Need| match need {
+            Need::Registry => self.profile.registry.is_some(),
+            Need::Claims => !self.profile.claims.is_empty(),
+            Need::Cdi => !self.profile.cdi.is_empty(),
+            Need::Start => self.launcher.is_some(),
+            Need::Instances => self.launcher.as_ref().is_some_and(|launcher| launcher.has_instances()),
+            Need::Reboot => self.launcher.as_ref().is_some_and(|launcher| launcher.has_reboot()),
+            Need::Disturb => self.profile.registry.is_some() || self.profile.disturb,
+        };
+        check.needs.iter().find(|need| !has(need)).map(|need| need.missing())
+    }
+
+    /// Starts what must run for a check.
+    pub(crate) async fn begin(&mut self) -> Result<()> {
+        self.cluster.node_uid().await?;
+        if self.launcher.is_some() && !self.running.contains_key(FIRST) {
+            self.start(FIRST).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes away what a check made. What does not work here is found by the
+    /// checks that are about it.
+    pub(crate) async fn tidy(&mut self) {
+        if let Some(second) = self.running.remove(SECOND) {
+            second.kill().await.ok();
+        }
+        if self.begin().await.is_ok()
+            && !self.claims.is_empty()
+            && let Ok(plugin) = self.plugin().await
+        {
+            for claim in &self.claims {
+                plugin.unprepare(claim).await.ok();
+            }
+        }
+        for claim in std::mem::take(&mut self.claims) {
+            self.cluster.delete(&claim).await.ok();
+        }
+    }
+
+    /// Ends everything.
+    pub(crate) async fn end(&mut self) {
+        self.cluster.leave().await;
+        for running in std::mem::take(&mut self.running).into_values() {
+            running.terminate().await.ok();
+        }
+    }
+
+    pub(crate) async fn start(&mut self, instance: &str) -> Result<()> {
+        let launcher = self.launcher.as_mut().context("the profile has no `start`")?;
+        let running = launcher.start(instance).await?;
+        self.running.insert(instance.to_owned(), running);
+        Ok(())
+    }
+
+    pub(crate) async fn terminate(&mut self, instance: &str) -> Result<()> {
+        let running = self.running.remove(instance).context("it does not run")?;
+        running.terminate().await.context("the driver was asked to end (SIGTERM)")
+    }
+
+    pub(crate) async fn kill(&mut self, instance: &str) -> Result<()> {
+        self.running.remove(instance).context("it does not run")?.kill().await
+    }
+
+    /// Kills the driver and starts it again.
+    pub(crate) async fn crash(&mut self) -> Result<Plugin> {
+        self.kill(FIRST).await?;
+        self.start(FIRST).await?;
+        self.plugin().await
+    }
+
+    pub(crate) async fn reboot(&mut self) -> Result<Plugin> {
+        self.kill(FIRST).await?;
+        self.launcher.as_mut().context("the profile has no `start`")?.reboot().await?;
+        self.empty_cdi()?;
+        self.start(FIRST).await?;
+        self.plugin().await
+    }
+
+    pub(crate) fn registry(&self) -> Result<&Path> {
+        self.profile.registry.as_deref().context("the profile has no `registry`")
+    }
+
+    /// The driver, found and registered.
+    pub(crate) async fn plugin(&mut self) -> Result<Plugin> {
+        self.plugin_except(&[]).await
+    }
+
+    pub(crate) async fn plugin_except(&mut self, except: &[PathBuf]) -> Result<Plugin> {
+        let registry = self.registry()?.to_owned();
+        let (driver, limit) = (self.profile.driver.clone(), seconds(self.profile.limits.start));
+        let plugin = until(limit, async || {
+            for (instance, running) in &mut self.running {
+                if let Some(status) = running.ended() {
+                    bail!("the driver's process ({instance}) ended: {status}");
+                }
+            }
+            let plugin = Plugin::find(&registry, &driver, except).await?;
+            // A socket of before a kill may be replaced just now.
+            plugin
+                .notify("")
+                .await
+                .map_err(|status| anyhow::anyhow!("NotifyRegistrationStatus: {}", said(&status)))?;
+            Ok(plugin)
+        });
+        plugin.await
+    }
+
+    /// A claim of the profile's first or second kind.
+    pub(crate) async fn claim(&mut self, kind: usize) -> Result<Claim> {
+        self.unusual(kind, Unusual::default()).await
+    }
+
+    pub(crate) async fn unusual(&mut self, kind: usize, unusual: Unusual) -> Result<Claim> {
+        let kinds = &self.profile.claims;
+        let profile: ClaimProfile =
+            kinds.get(kind).or(kinds.first()).context("the profile has no `claims`")?.clone();
+        self.settled().await?;
+        let claim = self.cluster.create(&profile, unusual).await.context("a claim cannot be made")?;
+        self.claims.push(claim.clone());
+        Ok(claim)
+    }
+
+    /// A new claim can have the device of a former one.
+    pub(crate) async fn require_free(&mut self, former: &Claim) -> Result<()> {
+        let plugin = self.plugin().await?;
+        let device = Some(former.device.clone());
+        let claim = self.unusual(0, Unusual { device, ..Unusual::default() }).await?;
+        plugin.prepare(&claim).await.context("the device is not free")?;
+        plugin.unprepare(&claim).await?;
+        self.cluster.delete(&claim).await
+    }
+
+    /// Slices once every pool is complete.
+    pub(crate) async fn settled(&self) -> Result<Vec<ResourceSlice>> {
+        self.settled_when(async |_| Ok(())).await
+    }
+
+    /// Slices once every pool is complete and `condition` holds.
+    pub(crate) async fn settled_when(
+        &self,
+        condition: impl AsyncFn(&[ResourceSlice]) -> Result<()>,
+    ) -> Result<Vec<ResourceSlice>> {
+        until(seconds(self.profile.limits.publish), async || {
+            let slices = self.cluster.published().await?;
+            ensure!(!slices.is_empty(), "there is no slice of `{}`", self.profile.driver);
+            rules::complete(&slices)?;
+            condition(&slices).await?;
+            Ok(slices)
+        })
+        .await
+    }
+
+    /// Slices that nobody has written for a while.
+    pub(crate) async fn quiet(&self) -> Result<Vec<ResourceSlice>> {
+        let quiet = seconds(self.profile.limits.quiet);
+        let mut since = Instant::now();
+        let mut last = self.settled().await?;
+        until(seconds(self.profile.limits.publish) + quiet, async || {
+            let now = self.cluster.published().await?;
+            if written(&last, &now).is_some() {
+                since = Instant::now();
+                last = now;
+            }
+            ensure!(since.elapsed() >= quiet, "slices are written all the time");
+            Ok(last.clone())
+        })
+        .await
+    }
+
+    /// Empties the folders of CDI specs, as a boot does.
+    pub(crate) fn empty_cdi(&self) -> Result<()> {
+        for folder in &self.profile.cdi {
+            let Ok(entries) = std::fs::read_dir(folder) else { continue };
+            for entry in entries {
+                std::fs::remove_file(entry?.path())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Which slice differs between two looks, if one does.
+pub(crate) fn written(before: &[ResourceSlice], after: &[ResourceSlice]) -> Option<String> {
+    let versions = |slices: &[ResourceSlice]| -> BTreeMap<String, Option<String>> {
+        let metadata = slices.iter().map(|slice| &slice.metadata);
+        metadata.map(|meta| (meta.name.clone().unwrap_or_default(), meta.resource_version.clone())).collect()
+    };
+    let (before, after) = (versions(before), versions(after));
+    let differs = |name: &&String| before.get(*name) != after.get(*name);
+    before.keys().chain(after.keys()).find(differs).cloned()
+}
+
+/// Tries until it works, or says what was the matter when time was up.
+pub(crate) async fn until<T>(limit: Duration, mut attempt: impl AsyncFnMut() -> Result<T>) -> Result<T> {
+    let started = Instant::now();
+    loop {
+        match attempt().await {
+            Ok(value) => return Ok(value),
+            Err(error) if started.elapsed() >= limit => {
+                return Err(error.context(format!("not within {} s", limit.as_secs_f32())));
+            }
+            Err(_) => tokio::time::sleep(LOOK).await,
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! How the driver under test is started, ended, killed and started again.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use futures::FutureExt as _;
+use futures::future::LocalBoxFuture;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::profile::{Profile, seconds};
+
+/// How often it is looked whether a process has ended.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Starts the driver.
+pub trait Launcher: std::fmt::Debug {
+    /// Starts an instance, which need not serve yet.
+    fn start(&mut self, instance: &str) -> LocalBoxFuture<'_, Result<Box<dyn Running>>>;
+    /// Makes the next start look like the first one after a boot.
+    fn reboot(&mut self) -> LocalBoxFuture<'_, Result<()>>;
+    /// Whether two instances can run at once.
+    fn has_instances(&self) -> bool;
+    /// Whether a reboot can be made up.
+    fn has_reboot(&self) -> bool;
+}
+
+/// A running instance. Dropped, it is killed.
+pub trait Running: std::fmt::Debug {
+    /// Asks it to end, and waits for that.
+    fn terminate(self: Box<Self>) -> LocalBoxFuture<'static, Result<()>>;
+    /// Ends it without a word.
+    fn kill(self: Box<Self>) -> LocalBoxFuture<'static, Result<()>>;
+    /// How it ended, if nobody asked it to.
+    fn ended(&mut self) -> Option<String>;
+}
+
+/// The commands of a profile.
+#[derive(Debug)]
+pub struct Commands {
+    start: Vec<String>,
+    environment: Vec<(String, String)>,
+    reboot: Vec<String>,
+    stop: Duration,
+}
+
+impl Commands {
+    /// None if the profile does not say how the driver is started.
+    pub fn of(profile: &Profile) -> Option<Self> {
+        (!profile.start.is_empty()).then(|| Self {
+            start: profile.start.clone(),
+            environment: profile.environment.clone().into_iter().collect(),
+            reboot: profile.reboot.clone(),
+            stop: seconds(profile.limits.stop),
+        })
+    }
+}
+
+fn command(words: &[String]) -> Result<Command> {
+    let (program, arguments) = words.split_first().context("the command is empty")?;
+    let mut command = Command::new(PathBuf::from(program));
+    // Standard output is the report's.
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null());
+    Ok(command)
+}
+
+impl Launcher for Commands {
+    fn start(&mut self, instance: &str) -> LocalBoxFuture<'_, Result<Box<dyn Running>>> {
+        let words: Vec<String> = self.start.iter().map(|word| word.replace("{instance}", instance)).collect();
+        async move {
+            let mut command = command(&words)?;
+            let child = command.envs(self.environment.iter().map(|(key, value)| (key, value))).spawn();
+            let child =
+                child.with_context(|| format!("the driver cannot be started: {}", words.join(" ")))?;
+            Ok(Box::new(Process { child, stop: self.stop }) as Box<dyn Running>)
+        }
+        .boxed_local()
+    }
+
+    fn reboot(&mut self) -> LocalBoxFuture<'_, Result<()>> {
+        async move {
+            let status = command(&self.reboot)?.status();
+            let status = status.with_context(|| format!("cannot run {}", self.reboot.join(" ")))?;
+            ensure!(status.success(), "{} failed ({status})", self.reboot.join(" "));
+            Ok(())
+        }
+        .boxed_local()
+    }
+
+    fn has_instances(&self) -> bool {
+        self.start.iter().any(|word| word.contains("{instance}"))
+    }
+
+    fn has_reboot(&self) -> bool {
+        !self.reboot.is_empty()
+    }
+}
+
+#[derive(Debug)]
+struct Process {
+    child: Child,
+    stop: Duration,
+}
+
+impl Running for Process {
+    fn terminate(mut self: Box<Self>) -> LocalBoxFuture<'static, Result<()>> {
+        async move {
+            if let Some(status) = self.child.try_wait()? {
+                bail!("it had ended by itself ({status})");
+            }
+            kill_process(Pid::from_child(&self.child), Signal::TERM).context("it cannot be signalled")?;
+            let asked = Instant::now();
+            while self.child.try_wait()?.is_none() {
+                ensure!(
+                    asked.elapsed() < self.stop,
+                    "it has not ended {} s after SIGTERM",
+                    self.stop.as_secs_f32()
+                );
+                tokio::time::sleep(LOOK).await;
+            }
+            Ok(())
+        }
+        .boxed_local()
+    }
+
+    fn kill(mut self: Box<Self>) -> LocalBoxFuture<'static, Result<()>> {
+        async move {
+            self.child.kill()?;
+            self.child.wait()?;
+            Ok(())
+        }
+        .boxed_local()
+    }
+
+    fn ended(&mut self) -> Option<String> {
+        self.child.try_wait().ok().flatten().map(|status| status.to_string())
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,304 @@
+//! A small driver that is right in all that is checked, unless it is told to be
+//! wrong in one way. Each instance has a runtime of its own: a kill ends its
+//! connections too.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use anyhow::{Context as _, Result};
+use dra_conformance::{Launcher, Running};
+use futures::FutureExt as _;
+use futures::future::LocalBoxFuture;
+use tokio::runtime::Runtime;
+
+use crate::api::Api;
+use crate::publisher;
+use crate::services;
+
+pub(crate) const NAME: &str = "driver.example.com";
+pub(crate) const NODE: &str = "node-1";
+
+/// One way of being wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Defect {
+    // Registration
+    SlowInfo,
+    WrongType,
+    BadName,
+    DeadEndpoint,
+    BetaFirst,
+    ListsMore,
+    PlainRegistrationSocket,
+    LocalhostRefused,
+    PlainDraSocket,
+    InfoDiffers,
+    RegistersOnce,
+    GivesUp,
+    UnknownMethodServed,
+    SocketsStay,
+    StaleSocketsInTheWay,
+    // Prepare
+    OtherDevice,
+    BadIds,
+    NewIdsEachTime,
+    FirstClaimOnly,
+    BusyWithTheClaim,
+    BusyWithAnyClaim,
+    CancelledStaysBusy,
+    BetaDiffers,
+    MissingAccepted,
+    UidIgnored,
+    UnallocatedAccepted,
+    OneFailsAll,
+    ForeignTaken,
+    AlternativeNamed,
+    AnyParameters,
+    AnyDevice,
+    DoubleUse,
+    RefusedForEver,
+    // Unprepare
+    UnprepareFails,
+    UnknownFails,
+    UnprepareReadsApi,
+    KeyedByName,
+    BusyUnprepare,
+    UnknownUnanswered,
+    NeverFreed,
+    UnpreparedForEver,
+    RemembersClaims,
+    // CDI
+    NoSpec,
+    InvalidSpec,
+    NamesWithoutUid,
+    SpecStays,
+    SpecBeforeRefusal,
+    SpecOnlyOnce,
+    DraftLeft,
+    MissingDeviceNode,
+    SpecErrorsIgnored,
+    // Slices
+    WrongCount,
+    OldGenerationLeft,
+    NoOwner,
+    NameTwice,
+    MissingCounter,
+    ManyAttributes,
+    Crowded,
+    BadAttribute,
+    BadPciAddress,
+    WritesAlways,
+    OneNotRestored,
+    NothingRestored,
+    ReversedWhenRestored,
+    EditsKept,
+    GenerationFalls,
+    DeletesOthers,
+    HidesHeld,
+    OldOwner,
+    // Health
+    HealthOfSome,
+    HealthOnce,
+    HealthOnFirstStream,
+    HealthStatusUnknown,
+    HealthUnlisted,
+    // Restart
+    IdsOfTheProcess,
+    Forgets,
+    PrepareInterrupted,
+    UnprepareInterrupted,
+    DeletesAtItsEnd,
+    WritesAtItsStart,
+    OtherBootRefused,
+    // Update
+    SameSockets,
+    Fights,
+    SweepsAtItsEnd,
+    /// None: the health service is optional.
+    WithoutHealth,
+}
+
+/// What survives the driver's process.
+#[derive(Debug, Default)]
+pub(crate) struct Disk {
+    pub(crate) claims: BTreeMap<String, Entry>,
+    pub(crate) unprepared: BTreeSet<String>,
+    pub(crate) boot: u32,
+}
+
+/// A claim, from the beginning of its prepare to the end of its unprepare.
+#[derive(Debug, Clone)]
+pub(crate) struct Entry {
+    pub(crate) device: String,
+    pub(crate) is_complete: bool,
+    pub(crate) boot: u32,
+}
+
+/// What an instance works with.
+#[derive(Clone)]
+pub(crate) struct Instance {
+    pub(crate) defect: Option<Defect>,
+    pub(crate) root: PathBuf,
+    pub(crate) name: String,
+    /// Counts starts.
+    pub(crate) process: u32,
+    pub(crate) api: Api,
+    pub(crate) client: kube::Client,
+    pub(crate) disk: Arc<Mutex<Disk>>,
+    pub(crate) memory: Arc<Mutex<services::Memory>>,
+}
+
+impl Instance {
+    pub(crate) fn has(&self, defect: Defect) -> bool {
+        self.defect == Some(defect)
+    }
+
+    fn socket_name(&self, is_plain: bool, suffix: &str) -> String {
+        let at = if is_plain { "-" } else { "@" };
+        let name = if self.has(Defect::SameSockets) { "only" } else { &self.name };
+        format!("driver.example.com{at}{name}{suffix}")
+    }
+
+    pub(crate) fn registration_socket(&self) -> PathBuf {
+        let name = self.socket_name(self.has(Defect::PlainRegistrationSocket), "-reg.sock");
+        self.root.join("registry").join(name)
+    }
+
+    pub(crate) fn dra_socket(&self) -> PathBuf {
+        self.root.join("plugin").join(self.socket_name(self.has(Defect::PlainDraSocket), ".sock"))
+    }
+}
+
+/// Starts instances of the driver in this process.
+pub(crate) struct InProcess {
+    pub(crate) defect: Option<Defect>,
+    pub(crate) root: PathBuf,
+    pub(crate) api: Api,
+    pub(crate) client: kube::Client,
+    pub(crate) disk: Arc<Mutex<Disk>>,
+    pub(crate) starts: u32,
+}
+
+impl std::fmt::Debug for InProcess {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}", self.defect)
+    }
+}
+
+impl Launcher for InProcess {
+    fn start(&mut self, instance: &str) -> LocalBoxFuture<'_, Result<Box<dyn Running>>> {
+        self.starts += 1;
+        if self.defect == Some(Defect::Forgets) {
+            self.disk.lock().unwrap().claims.clear();
+        }
+        let instance = Instance {
+            defect: self.defect,
+            root: self.root.clone(),
+            name: instance.to_owned(),
+            process: self.starts,
+            api: self.api.clone(),
+            client: self.client.clone(),
+            disk: self.disk.clone(),
+            memory: Arc::default(),
+        };
+        async move {
+            let runtime =
+                tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+            runtime.spawn(services::serve(instance.clone()));
+            runtime.spawn(publisher::publish(instance.clone()));
+            Ok(Box::new(InRuntime { runtime: Some(runtime), instance }) as Box<dyn Running>)
+        }
+        .boxed_local()
+    }
+
+    fn reboot(&mut self) -> LocalBoxFuture<'_, Result<()>> {
+        self.disk.lock().unwrap().boot += 1;
+        std::future::ready(Ok(())).boxed_local()
+    }
+
+    fn has_instances(&self) -> bool {
+        true
+    }
+
+    fn has_reboot(&self) -> bool {
+        true
+    }
+}
+
+struct InRuntime {
+    runtime: Option<Runtime>,
+    instance: Instance,
+}
+
+impl std::fmt::Debug for InRuntime {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.instance.name)
+    }
+}
+
+impl InRuntime {
+    fn stop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Drop for InRuntime {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Running for InRuntime {
+    fn terminate(mut self: Box<Self>) -> LocalBoxFuture<'static, Result<()>> {
+        async move {
+            self.stop();
+            let instance = &self.instance;
+            if instance.has(Defect::DeletesAtItsEnd) {
+                publisher::withdraw(&instance.client).await?;
+            }
+            let mut sockets = vec![instance.registration_socket(), instance.dra_socket()];
+            if instance.has(Defect::SweepsAtItsEnd) {
+                for folder in ["registry", "plugin"] {
+                    let entries = std::fs::read_dir(instance.root.join(folder))?;
+                    sockets.extend(entries.map(|entry| entry.unwrap().path()));
+                }
+            }
+            if !instance.has(Defect::SocketsStay) {
+                for path in sockets {
+                    std::fs::remove_file(path).ok();
+                }
+            }
+            Ok(())
+        }
+        .boxed_local()
+    }
+
+    fn kill(mut self: Box<Self>) -> LocalBoxFuture<'static, Result<()>> {
+        self.stop();
+        std::future::ready(Ok(())).boxed_local()
+    }
+
+    fn ended(&mut self) -> Option<String> {
+        None
+    }
+}
+
+/// The devices' numbers; the driver has as many as two claims need, and more.
+pub(crate) fn devices(defect: Option<Defect>) -> Vec<String> {
+    let number = if defect == Some(Defect::Crowded) { 65 } else { 4 };
+    (0..number).map(|index| format!("device-{index}")).collect()
+}
+
+pub(crate) fn pool() -> String {
+    format!("{NODE}/pool")
+}
+
+/// Folders as a kubelet has them.
+pub(crate) fn folders(root: &std::path::Path) -> Result<()> {
+    for folder in ["registry", "plugin", "cdi"] {
+        std::fs::create_dir(root.join(folder)).context("a folder")?;
+    }
+    Ok(())
+}

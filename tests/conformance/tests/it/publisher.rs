@@ -1,0 +1,188 @@
+//! The driver's slices: one of counters, two of devices. At each change of
+//! anything all are listed, compared and set right.
+
+use anyhow::Result;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use kube::api::{Api, DeleteParams, ListParams, PostParams};
+use serde_json::{Value, json};
+
+use crate::driver::{Defect, Instance, NAME, NODE, devices, pool};
+
+pub(crate) async fn publish(instance: Instance) {
+    let mut changes = instance.api.changes();
+    let mut state = State::default();
+    loop {
+        changes.mark_unchanged();
+        // A conflict with another instance is news soon.
+        look(&instance, &mut state).await.ok();
+        let next = changes.changed();
+        // A prepare is no news of the API server.
+        if instance.has(Defect::WritesAlways) || instance.has(Defect::HidesHeld) {
+            tokio::time::timeout(std::time::Duration::from_millis(50), next).await.ok();
+        } else {
+            next.await.ok();
+        }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    owner: Option<String>,
+    is_published: bool,
+    is_reversed: bool,
+    looks: u32,
+}
+
+pub(crate) async fn withdraw(client: &kube::Client) -> Result<()> {
+    let slices: Api<ResourceSlice> = Api::all(client.clone());
+    for slice in slices.list(&ListParams::default()).await?.items {
+        slices.delete(&slice.metadata.name.unwrap(), &DeleteParams::default()).await?;
+    }
+    Ok(())
+}
+
+async fn look(instance: &Instance, state: &mut State) -> Result<()> {
+    let nodes: Api<Node> = Api::all(instance.client.clone());
+    let owner = match &state.owner {
+        Some(owner) if instance.has(Defect::OldOwner) => owner.clone(),
+        _ => nodes.get(NODE).await?.metadata.uid.unwrap(),
+    };
+    state.owner = Some(owner.clone());
+    state.looks += 1;
+    let slices: Api<ResourceSlice> = Api::all(instance.client.clone());
+    let fields = format!("spec.nodeName={NODE},spec.driver={NAME}");
+    let listed = slices.list(&ListParams::default().fields(&fields)).await?.items;
+    if instance.has(Defect::DeletesOthers) {
+        for other in slices.list(&ListParams::default()).await?.items {
+            if other.spec.driver != NAME {
+                slices.delete(&other.metadata.name.unwrap(), &DeleteParams::default()).await?;
+            }
+        }
+    }
+    let is_restoring = state.is_published && listed.len() < 3;
+    if instance.has(Defect::NothingRestored) && is_restoring {
+        return Ok(());
+    }
+    state.is_reversed |= instance.has(Defect::Fights) && instance.process > 1
+        || instance.has(Defect::ReversedWhenRestored) && is_restoring;
+    let wanted = wanted(instance, &owner, state.is_reversed);
+    let newest = listed.iter().map(|slice| slice.spec.pool.generation).max().unwrap_or(0);
+    let known: Vec<Option<&ResourceSlice>> = wanted
+        .iter()
+        .map(|slice| listed.iter().find(|listed| listed.metadata.name == slice.metadata.name))
+        .collect();
+    let is_missing = known.iter().any(Option::is_none);
+    if instance.has(Defect::OneNotRestored) && state.is_published && is_missing {
+        return Ok(());
+    }
+    let is_right = |wanted: &ResourceSlice, known: &ResourceSlice| {
+        let (mut wanted, mut known) = (wanted.clone(), known.clone());
+        if instance.has(Defect::EditsKept) {
+            wanted.spec.devices = None;
+            known.spec.devices = None;
+        }
+        let generation = known.spec.pool.generation;
+        wanted.spec.pool.generation = generation;
+        known.spec == wanted.spec
+            && (generation == newest || instance.has(Defect::OldGenerationLeft))
+            && known.metadata.owner_references == wanted.metadata.owner_references
+    };
+    let changed = wanted
+        .iter()
+        .zip(&known)
+        .filter(|(wanted, known)| known.is_none_or(|known| !is_right(wanted, known)));
+    let changed = changed.count();
+    let at_start = instance.has(Defect::WritesAtItsStart) && state.looks == 1;
+    let always = instance.has(Defect::WritesAlways);
+    if changed == 0 && !at_start && !always {
+        state.is_published = true;
+        return Ok(());
+    }
+    let generation = match newest {
+        _ if instance.has(Defect::GenerationFalls) => 1,
+        newest if is_missing || changed > 1 => newest + 1,
+        newest => newest,
+    };
+    for (mut slice, known) in wanted.into_iter().zip(known) {
+        slice.spec.pool.generation = generation;
+        if instance.has(Defect::OldGenerationLeft) && slice.metadata.name.as_deref() == Some("00003-left") {
+            slice.spec.pool.generation = generation - 1;
+        }
+        match known {
+            None => drop(slices.create(&PostParams::default(), &slice).await?),
+            Some(known) => {
+                slice.metadata.resource_version = known.metadata.resource_version.clone();
+                let name = slice.metadata.name.clone().unwrap();
+                slices.replace(&name, &PostParams::default(), &slice).await?;
+            }
+        }
+    }
+    state.is_published = true;
+    Ok(())
+}
+
+fn wanted(instance: &Instance, owner: &str, is_reversed: bool) -> Vec<ResourceSlice> {
+    let mut names = devices(instance.defect);
+    if instance.has(Defect::HidesHeld) {
+        let disk = instance.disk.lock().unwrap();
+        names.retain(|name| !disk.claims.values().any(|entry| entry.device == *name));
+    }
+    let mut all: Vec<Value> = names.iter().map(|name| device(instance, name)).collect();
+    if instance.has(Defect::NameTwice) {
+        all.push(device(instance, "device-0"));
+    }
+    if is_reversed {
+        all.reverse();
+    }
+    // Two slices, so that a pool can be incomplete.
+    let second = if instance.has(Defect::Crowded) { vec![] } else { all.split_off(2.min(all.len())) };
+    let counters = json!([{"name": "set", "counters": {"memory": {"value": "100"}}}]);
+    let mut contents =
+        vec![json!({"sharedCounters": counters}), json!({"devices": all}), json!({"devices": second})];
+    let mut count = contents.len();
+    if instance.has(Defect::OldGenerationLeft) {
+        contents.push(json!({"devices": []}));
+    }
+    if instance.has(Defect::WrongCount) {
+        count += 1;
+    }
+    let owners =
+        json!([{"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": owner, "controller": true}]);
+    let slice = |(index, mut spec): (usize, Value)| {
+        let name = if index == 3 { "left" } else { NODE };
+        spec["driver"] = json!(NAME);
+        spec["nodeName"] = json!(NODE);
+        spec["pool"] = json!({"name": pool(), "generation": 0, "resourceSliceCount": count});
+        let mut metadata = json!({"name": format!("{index:05}-{name}")});
+        if !instance.has(Defect::NoOwner) {
+            metadata["ownerReferences"] = owners.clone();
+        }
+        serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap()
+    };
+    contents.into_iter().enumerate().map(slice).collect()
+}
+
+fn device(instance: &Instance, name: &str) -> Value {
+    let counter = if instance.has(Defect::MissingCounter) { "missing" } else { "memory" };
+    let address = if instance.has(Defect::BadPciAddress) { "0000:3B:00.0" } else { "0000:3b:00.0" };
+    let mut attributes = json!({
+        "type": {"string": "plain"},
+        "resource.kubernetes.io/pciBusID": {"string": address},
+        "resource.kubernetes.io/pcieRoot": {"string": "pci0000:3a"},
+        "resource.kubernetes.io/numaNode": {"int": 0},
+    });
+    if instance.has(Defect::BadAttribute) {
+        attributes["not-an-identifier"] = json!({"int": 1});
+    }
+    if instance.has(Defect::ManyAttributes) {
+        for index in 0..30 {
+            attributes[format!("attribute{index}")] = json!({"int": 1});
+        }
+    }
+    json!({
+        "name": name,
+        "attributes": attributes,
+        "consumesCounters": [{"counterSet": "set", "counters": {counter: {"value": "25"}}}],
+    })
+}

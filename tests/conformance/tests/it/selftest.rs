@@ -1,0 +1,169 @@
+//! Every check fails on some driver, and none on one that is right.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use dra_conformance::{Context, Finding, Limits, Profile, Verdict};
+use futures::StreamExt as _;
+
+use crate::api::Api;
+use crate::driver::{Defect, InProcess, NAME, NODE, folders};
+
+/// What a driver is wrong in, the check that finds it, and what the check says
+/// of it among other things.
+const DEFECTS: &[(Defect, &str, &str)] = &[
+    (Defect::SlowInfo, "REG-001", "no answer in 1 s"),
+    (Defect::WrongType, "REG-002", "`CSIPlugin`"),
+    (Defect::BadName, "REG-003", "`Driver_Example`"),
+    (Defect::DeadEndpoint, "REG-004", "nobody listens"),
+    (Defect::BetaFirst, "REG-005", "the older version"),
+    (Defect::ListsMore, "REG-006", "`v2.DRAPlugin` is no version"),
+    (Defect::PlainRegistrationSocket, "REG-007", "PROTOCOL_ERROR"),
+    (Defect::LocalhostRefused, "REG-008", "`localhost`: an error and no answer"),
+    (Defect::PlainDraSocket, "REG-009", "PROTOCOL_ERROR"),
+    (Defect::InfoDiffers, "REG-010", "one client is told"),
+    (Defect::RegistersOnce, "REG-011", "the first time within 5 s: AlreadyExists"),
+    (Defect::GivesUp, "REG-012", "given up"),
+    (Defect::UnknownMethodServed, "REG-013", "as if it were there"),
+    (Defect::SocketsStay, "REG-014", "is still there"),
+    (Defect::StaleSocketsInTheWay, "REG-015", "no registration socket"),
+    (Defect::OtherDevice, "PREP-001", "device-9"),
+    (Defect::BadIds, "PREP-002", "these are not: [\"device-0\"]"),
+    (Defect::NewIdsEachTime, "PREP-003", "the first answer was"),
+    (Defect::FirstClaimOnly, "PREP-004", "has no entry"),
+    (Defect::BusyWithTheClaim, "PREP-005", "busy"),
+    (Defect::BusyWithAnyClaim, "PREP-006", "busy"),
+    (Defect::CancelledStaysBusy, "PREP-007", "busy"),
+    (Defect::CancelledStaysBusy, "PREP-008", "busy"),
+    (Defect::BetaDiffers, "PREP-009", "cdi_device_ids: []"),
+    (Defect::MissingAccepted, "PREP-010", "it was prepared"),
+    (Defect::UidIgnored, "PREP-011", "it was prepared"),
+    (Defect::UnallocatedAccepted, "PREP-012", "it was prepared"),
+    (Defect::OneFailsAll, "PREP-013", "the good claim failed with the other"),
+    (Defect::ForeignTaken, "PREP-014", "foreign"),
+    (Defect::AlternativeNamed, "PREP-015", "conformance/first"),
+    (Defect::AnyParameters, "PREP-016", "it was prepared"),
+    (Defect::AnyDevice, "PREP-017", "it was prepared"),
+    (Defect::DoubleUse, "PREP-018", "it was prepared"),
+    (Defect::RefusedForEver, "PREP-019", "refused before"),
+    (Defect::UnprepareFails, "UNPREP-001", "it cannot be unprepared"),
+    (Defect::UnknownFails, "UNPREP-002", "the second time"),
+    (Defect::UnknownFails, "UNPREP-003", "the claim is not prepared"),
+    (Defect::UnprepareReadsApi, "UNPREP-004", "the claim does not exist"),
+    (Defect::KeyedByName, "UNPREP-005", "is in 0 specs"),
+    (Defect::BusyUnprepare, "UNPREP-006", "busy"),
+    (Defect::UnknownUnanswered, "UNPREP-007", "has no entry"),
+    (Defect::NeverFreed, "UNPREP-008", "is in use"),
+    (Defect::UnpreparedForEver, "UNPREP-009", "it was unprepared before"),
+    (Defect::UnknownFails, "UNPREP-010", "the claim is not prepared"),
+    (Defect::RemembersClaims, "UNPREP-011", "it was prepared"),
+    (Defect::NoSpec, "CDI-001", "is in 0 specs"),
+    (Defect::InvalidSpec, "CDI-002", "cdiVersion is `new`"),
+    (Defect::NamesWithoutUid, "CDI-003", "driver.example.com/claim=device-0"),
+    (Defect::SpecStays, "CDI-004", "these are left"),
+    (Defect::SpecBeforeRefusal, "CDI-005", "never-published"),
+    (Defect::SpecOnlyOnce, "CDI-006", "is in 0 specs"),
+    (Defect::DraftLeft, "CDI-007", ".draft"),
+    (Defect::MissingDeviceNode, "CDI-008", "/dev/conformance-missing"),
+    (Defect::SpecErrorsIgnored, "CDI-009", "it was prepared"),
+    (Defect::SpecOnlyOnce, "CDI-010", "is in 0 specs"),
+    (Defect::WrongCount, "SLICE-001", "has 3 slices of generation 1, which say resourceSliceCount {4}"),
+    (Defect::OldGenerationLeft, "SLICE-002", "00003-left is of 0"),
+    (Defect::NoOwner, "SLICE-003", "is not owned by the Node"),
+    (Defect::NameTwice, "SLICE-004", "two devices `device-0`"),
+    (Defect::MissingCounter, "SLICE-005", "consumes the counter `missing`"),
+    (Defect::ManyAttributes, "SLICE-006", "34 attributes"),
+    (Defect::Crowded, "SLICE-007", "65 devices"),
+    (Defect::BadAttribute, "SLICE-008", "`not-an-identifier`"),
+    (Defect::BadPciAddress, "SLICE-009", "0000:3B:00.0"),
+    (Defect::WritesAlways, "SLICE-010", "all the time"),
+    (Defect::OneNotRestored, "SLICE-011", "has 2 slices"),
+    (Defect::NothingRestored, "SLICE-012", "there is no slice"),
+    (Defect::ReversedWhenRestored, "SLICE-012", "in the pool `node-1/pool` was"),
+    (Defect::EditsKept, "SLICE-013", "had 4 devices and has 2"),
+    (Defect::GenerationFalls, "SLICE-014", "was at generation 6 and is at 1"),
+    (Defect::DeletesOthers, "SLICE-015", "other-driver was deleted"),
+    (Defect::HidesHeld, "SLICE-016", "is not published any more"),
+    (Defect::OldOwner, "SLICE-017", "is not owned by the Node"),
+    (Defect::HealthOfSome, "HEALTH-001", "1 devices are told of"),
+    (Defect::HealthOnce, "HEALTH-002", "after the first message"),
+    (Defect::HealthOnFirstStream, "HEALTH-003", "0 devices are told of"),
+    (Defect::HealthStatusUnknown, "HEALTH-004", "has the status 7"),
+    (Defect::HealthUnlisted, "HEALTH-005", "v1.DRAResourceHealth is served and not listed"),
+    (Defect::IdsOfTheProcess, "RESTART-001", "it was"),
+    (Defect::UnprepareReadsApi, "RESTART-002", "the claim does not exist"),
+    (Defect::Forgets, "RESTART-003", "it was prepared"),
+    (Defect::PrepareInterrupted, "RESTART-004", "it was interrupted"),
+    (Defect::UnprepareInterrupted, "RESTART-005", "it was interrupted"),
+    (Defect::DeletesAtItsEnd, "RESTART-006", "was deleted or written"),
+    (Defect::WritesAtItsStart, "RESTART-007", "was written, with the same devices"),
+    (Defect::SpecOnlyOnce, "RESTART-008", "is in 0 specs"),
+    (Defect::OtherBootRefused, "RESTART-009", "it is of another boot"),
+    (Defect::SameSockets, "UPDATE-001", "the second instance"),
+    (Defect::IdsOfTheProcess, "UPDATE-002", "the first answered"),
+    (Defect::Fights, "UPDATE-003", "written"),
+    (Defect::SweepsAtItsEnd, "UPDATE-004", "is gone"),
+    (Defect::SweepsAtItsEnd, "UPDATE-005", "NodePrepareResources"),
+];
+
+/// How many drivers are tried at once.
+const AT_ONCE: usize = 4;
+
+async fn check(defect: Option<Defect>, only: Option<&str>, patience: f64) -> Vec<Finding> {
+    let root = tempfile::tempdir().unwrap();
+    folders(root.path()).unwrap();
+    let api = Api::new();
+    let mut profile = Profile::parse(&format!(
+        "driver: {NAME}\nnode: {NODE}\nregistry: {root}/registry\ncdi: [{root}/cdi]\n\
+         claims: [{{deviceClass: example.com, matching: {{type: plain}}}}]\n",
+        root = root.path().display(),
+    ))
+    .unwrap();
+    profile.limits = Limits { start: patience, publish: patience, quiet: 0.3, stop: patience };
+    let launcher = InProcess {
+        defect,
+        root: root.path().to_owned(),
+        client: api.client(),
+        api: api.clone(),
+        disk: Arc::default(),
+        starts: 0,
+    };
+    let mut context = Context::new(profile, api.client(), Some(Box::new(launcher)));
+    let chosen = dra_conformance::all().filter(|check| only.is_none_or(|only| check.id == only));
+    dra_conformance::run(&mut context, chosen, |_| {}).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_check_fails_on_a_driver_that_is_wrong_in_it() {
+    let tried = futures::stream::iter(DEFECTS).map(|(defect, id, says)| async move {
+        let findings = check(Some(*defect), Some(id), 2.0).await;
+        let verdict = &findings.first().unwrap_or_else(|| panic!("there is no check {id}")).verdict;
+        let is_found = matches!(verdict, Verdict::Fail(reason) if reason.contains(says));
+        (!is_found).then(|| format!("{defect:?} is not found by {id} (`{says}`): {verdict:?}"))
+    });
+    let wrong: Vec<String> = tried.buffer_unordered(AT_ONCE).filter_map(std::future::ready).collect().await;
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_check_has_a_driver_that_is_wrong_in_it() {
+    let checks: Vec<&str> = dra_conformance::all().map(|check| check.id).collect();
+    let known: BTreeSet<&str> = checks.iter().copied().collect();
+    assert_eq!(known.len(), checks.len(), "an id is given twice");
+    assert_eq!(DEFECTS.iter().map(|(_, id, _)| *id).collect::<BTreeSet<_>>(), known);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_that_is_right_passes_every_check() {
+    for (flavour, not_applicable) in [
+        (None, vec!["HEALTH-005"]),
+        (Some(Defect::WithoutHealth), vec!["HEALTH-001", "HEALTH-002", "HEALTH-003", "HEALTH-004"]),
+    ] {
+        let findings = check(flavour, None, 60.0).await;
+        let failed: Vec<&Finding> =
+            findings.iter().filter(|finding| matches!(finding.verdict, Verdict::Fail(_))).collect();
+        assert!(failed.is_empty(), "{flavour:?}: {failed:#?}");
+        let other = findings.iter().filter(|finding| matches!(finding.verdict, Verdict::NotApplicable(_)));
+        assert_eq!(other.map(|finding| finding.id).collect::<Vec<_>>(), not_applicable);
+    }
+}
