@@ -34,13 +34,18 @@ pub(crate) fn ensure(root: &Path, gpus: &[String]) -> Result<()> {
     }
     build()?;
     mounts::in_memory(root)?;
+    make(root, gpus)?;
+    files::replace(&done, &serde_json::to_vec(gpus)?)
+}
+
+/// Makes the emulated driver's root. The emulator must be built.
+pub(crate) fn make(root: &Path, gpus: &[String]) -> Result<()> {
     let mut command = Command::new(paths::release().join("nvidia-emulator"));
     command.arg("init").arg("--root").arg(root);
     for gpu in gpus {
         command.args(["--gpu", gpu]);
     }
-    exec::output(&mut command).context("cannot make the emulated driver's root")?;
-    files::replace(&done, &serde_json::to_vec(gpus)?)
+    exec::output(&mut command).context("cannot make the emulated driver's root").map(drop)
 }
 
 /// Builds the emulator's library and programs as they are shipped.

@@ -7,6 +7,7 @@ pub mod bench;
 pub mod classes;
 pub mod cluster;
 pub mod codegen;
+pub mod conformance;
 mod debian;
 pub mod demo;
 pub mod driver;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 use xtask::cluster::{self, Cluster, FeatureGates, Release};
-use xtask::{bench, classes, codegen, demo, image, suite};
+use xtask::{bench, classes, codegen, conformance, demo, image, suite};
 
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", about = "Everything repeatable of this repository")]
@@ -28,6 +28,12 @@ enum Command {
         /// Run all end-to-end tests on this release alone, not all on 1.37.2 and the stories on 1.36.3.
         #[arg(long, value_name = "VERSION")]
         kubernetes: Option<Release>,
+    },
+    /// Check kerf with dra-conformance, on the API server of a cluster that is up.
+    Conformance {
+        /// Which cluster; needed only where there are several.
+        #[arg(long)]
+        name: Option<String>,
     },
     /// Print what kerf costs: memory, size, start and prepare times.
     Bench,
@@ -101,6 +107,7 @@ fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Demo { keep } => demo::run(keep),
         Command::Test { kubernetes } => suite::run(kubernetes),
+        Command::Conformance { name } => conformance::of(&chosen(name)?),
         Command::Bench => bench::run(),
         Command::Cluster(ClusterCommand::Up { name, gpus, kubernetes, feature_gates }) => {
             let name = name.name;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow};
 
 use crate::cluster::{self, Cluster, Release, programs};
-use crate::{classes, codegen, emulator, exec, image};
+use crate::{classes, codegen, conformance, emulator, exec, image};
 
 /// The clusters of the end-to-end tests, which run at the same time.
 pub const CLUSTERS: [&str; 3] = ["e2e1", "e2e2", "e2e3"];
@@ -65,6 +65,7 @@ fn stages(report: &mut Report, release: Option<Release>) -> Result<()> {
         exec::inherit(&mut tests)
     });
     let tests = tests.and_then(|()| report.stage("slices on the real API server", real_server));
+    let tests = tests.and_then(|()| report.stage("conformance", conformance));
     let down = report.stage("clusters down", clusters_down);
     tests.and(down)
 }
@@ -82,6 +83,11 @@ fn real_server() -> Result<()> {
     let test = ["test", "--quiet", "--workspace", "--exclude", "kerf-e2e", "--test", "it"];
     let arguments = [&test[..], &["real_server::", "--", "--nocapture"]].concat();
     exec::inherit(exec::cargo(&arguments).env("KERF_TEST_KUBECONFIG", cluster.kubeconfig()))
+}
+
+/// kerf under `dra-conformance`, on the API server of a cluster.
+fn conformance() -> Result<()> {
+    conformance::run(&Cluster::open(CLUSTERS[0])?.context("the cluster is gone")?)
 }
 
 /// Licences and advisories, where the tool for them is installed.

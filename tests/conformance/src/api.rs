@@ -22,6 +22,9 @@ pub(crate) const FOREIGN: &str = "conformance.invalid";
 /// The pod that all claims are reserved for. It never runs.
 const POD: &str = "dra-conformance";
 
+/// Labels a Node that was made here, by this or a former run.
+const MADE: &str = "conformance.invalid/made";
+
 /// A device's place: pool and name.
 pub(crate) type Place = (String, String);
 
@@ -87,16 +90,27 @@ impl Cluster {
         }
     }
 
-    /// The Node's UID; it is made if there is none.
+    /// The Node's UID.
     pub(crate) async fn node_uid(&self) -> Result<String> {
-        let node = if let Some(node) = self.nodes.get_opt(&self.node).await? {
-            node
-        } else {
-            let object: Node = serde_json::from_value(json!({"metadata": {"name": self.node}}))?;
-            let made = self.nodes.create(&PostParams::default(), &object).await;
-            made.with_context(|| format!("the Node `{}` cannot be made", self.node))?
-        };
+        let node = self.nodes.get_opt(&self.node).await?;
+        let node = node.with_context(|| format!("there is no Node `{}`", self.node))?;
         node.metadata.uid.context("a Node has a UID")
+    }
+
+    /// Makes the Node if there is none.
+    pub(crate) async fn ensure_node(&self) -> Result<()> {
+        if self.nodes.get_opt(&self.node).await?.is_none() {
+            let object = json!({"metadata": {"name": self.node, "labels": {MADE: "true"}}});
+            let made = self.nodes.create(&PostParams::default(), &serde_json::from_value(object)?).await;
+            made.with_context(|| format!("the Node `{}` cannot be made", self.node))?;
+        }
+        Ok(())
+    }
+
+    /// Whether the Node is nobody else's.
+    pub(crate) async fn has_made_node(&self) -> Result<bool> {
+        let node = self.nodes.get_opt(&self.node).await?;
+        Ok(node.is_some_and(|node| node.metadata.labels.is_some_and(|labels| labels.contains_key(MADE))))
     }
 
     /// The driver's slices of the node, by name.
@@ -236,8 +250,11 @@ impl Cluster {
         }
     }
 
-    /// Takes away what was made for all claims.
+    /// Takes away what was made for all checks. Slices go with their Node.
     pub(crate) async fn leave(&self) {
+        if self.has_made_node().await.unwrap_or(false) {
+            self.nodes.delete(&self.node, &DeleteParams::default()).await.ok();
+        }
         if self.pod.is_some() {
             self.pods.delete(POD, &DeleteParams::default().grace_period(0)).await.ok();
         }

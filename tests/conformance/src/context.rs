@@ -57,7 +57,9 @@ impl Context {
 
     /// Starts what must run for a check.
     pub(crate) async fn begin(&mut self) -> Result<()> {
-        self.cluster.node_uid().await?;
+        if self.profile.registry.is_some() {
+            self.cluster.ensure_node().await?;
+        }
         if self.launcher.is_some() && !self.running.contains_key(FIRST) {
             self.start(FIRST).await?;
         }
@@ -85,10 +87,10 @@ impl Context {
 
     /// Ends everything.
     pub(crate) async fn end(&mut self) {
-        self.cluster.leave().await;
         for running in std::mem::take(&mut self.running).into_values() {
             running.terminate().await.ok();
         }
+        self.cluster.leave().await;
     }
 
     pub(crate) async fn start(&mut self, instance: &str) -> Result<()> {

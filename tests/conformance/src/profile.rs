@@ -14,7 +14,8 @@ use serde_json::Value;
 pub struct Profile {
     /// The driver's name.
     pub driver: String,
-    /// The Node that it publishes for. Made if there is none.
+    /// The Node that it publishes for. With `registry` it is made if there is none,
+    /// and taken away at the end.
     pub node: String,
     /// Where claims are made.
     #[serde(default = "default_namespace")]

@@ -8,7 +8,7 @@ use kube::api::{DeleteParams, PostParams};
 use serde_json::json;
 
 use crate::api::FOREIGN;
-use crate::check::checks;
+use crate::check::{NotApplicable, checks};
 use crate::context::{Context, until, written};
 use crate::profile::seconds;
 use crate::rules;
@@ -269,8 +269,12 @@ async fn held_device(context: &mut Context) -> Result<()> {
 }
 
 async fn new_node(context: &mut Context) -> Result<()> {
+    if !context.cluster.has_made_node().await? {
+        bail!(NotApplicable("the Node was there before, so it is not deleted".to_owned()));
+    }
     let before = context.quiet().await?;
     context.cluster.nodes.delete(&context.profile.node, &DeleteParams::default()).await?;
+    context.cluster.ensure_node().await?;
     let uid = context.cluster.node_uid().await?;
     // The garbage collector's part.
     context.cluster.delete_slices(&before).await?;

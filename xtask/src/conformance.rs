@@ -1,0 +1,125 @@
+//! `dra-conformance` run against kerf: on a cluster's API server, with a `kerf
+//! node` process that has a node, folders and emulated GPUs of its own, so that
+//! no kubelet but the tool calls it.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::cluster::Cluster;
+use crate::{emulator, exec, paths};
+
+/// The Node that the tool makes.
+const NODE: &str = "dra-conformance";
+
+/// What claims ask for first and second. Most checks use the first only.
+const ORDERS: [[Kind; 2]; 2] = [[Kind::Partition, Kind::Whole], [Kind::Whole, Kind::Partition]];
+
+/// kerf has no health service.
+const NOT_APPLICABLE: [&str; 4] = ["HEALTH-001", "HEALTH-002", "HEALTH-003", "HEALTH-004"];
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Whole,
+    Partition,
+}
+
+impl Kind {
+    fn profile(self) -> Value {
+        match self {
+            Self::Whole => json!({"deviceClass": "gpu.nvidia.com", "matching": {"type": "gpu"}}),
+            Self::Partition => {
+                json!({"deviceClass": "mig.nvidia.com", "matching": {"type": "mig", "profile": "1g.10gb"}})
+            }
+        }
+    }
+}
+
+/// Builds kerf and the emulator as they are shipped, and checks them on the API
+/// server of the cluster of that name.
+pub fn of(name: &str) -> Result<()> {
+    emulator::build()?;
+    exec::inherit(&mut exec::cargo(&["build", "--release", "--package", "kerf"]))?;
+    run(&Cluster::open(name)?.context("there is no such cluster")?)
+}
+
+/// Builds what is needed, and runs all checks on the cluster's API server; one
+/// that fails is an error. kerf and the emulator must be built as they are
+/// shipped.
+pub(crate) fn run(cluster: &Cluster) -> Result<()> {
+    exec::inherit(&mut exec::cargo(&["build", "--quiet", "--package", "dra-conformance"]))?;
+    for (index, order) in ORDERS.into_iter().enumerate() {
+        // Not below the checkout: paths of sockets must be short.
+        let root = tempfile::Builder::new().prefix("kerf").tempdir()?;
+        emulator::make(&root.path().join("emulator"), &["h100-80".to_owned(), "h100-80".to_owned()])?;
+        let profile = root.path().join("profile.yaml");
+        std::fs::write(&profile, profile_of_kerf(root.path(), order)?)?;
+        let results = paths::target().join("conformance");
+        std::fs::create_dir_all(&results)?;
+        let mut command = Command::new(paths::target().join("debug/dra-conformance"));
+        command.arg("run").arg("--profile").arg(profile).arg("--kubeconfig").arg(cluster.kubeconfig());
+        command.env("KUBECONFIG", cluster.kubeconfig());
+        if index > 0 {
+            // What claims ask for makes no difference to the others.
+            command.args(
+                ["PREP", "UNPREP", "CDI", "RESTART", "UPDATE"].iter().flat_map(|area| ["--only", area]),
+            );
+        }
+        command.arg("--junit").arg(results.join(format!("junit-{index}.xml")));
+        let json = results.join(format!("results-{index}.json"));
+        command.arg("--json").arg(&json);
+        exec::inherit(&mut command)?;
+        let passed_over = passed_over(&std::fs::read_to_string(json)?)?;
+        let unexpected: Vec<&String> =
+            passed_over.iter().filter(|id| !NOT_APPLICABLE.contains(&id.as_str())).collect();
+        ensure!(unexpected.is_empty(), "these checks apply to kerf, and were passed over: {unexpected:?}");
+    }
+    Ok(())
+}
+
+/// The ids of checks that did not apply.
+fn passed_over(results: &str) -> Result<Vec<String>> {
+    let results: Value = serde_json::from_str(results)?;
+    let checks = results["checks"].as_array().context("the results have no checks")?;
+    let other = checks.iter().filter(|check| check["result"] == "not-applicable");
+    other.map(|check| Ok(check["id"].as_str().context("a check has no id")?.to_owned())).collect()
+}
+
+/// JSON is YAML too.
+fn profile_of_kerf(root: &Path, order: [Kind; 2]) -> Result<String> {
+    for folder in ["plugins_registry", "plugins", "cdi"] {
+        std::fs::create_dir(root.join(folder)).with_context(|| format!("cannot make {folder}"))?;
+    }
+    let machine = root.join("emulator");
+    let text = |path: &Path| path.display().to_string();
+    let kerf = text(&paths::release().join("kerf"));
+    let mut start = vec![kerf, "node".to_owned()];
+    start.extend(["--node-name", NODE, "--instance", "{instance}"].map(str::to_owned));
+    start.extend(["--http-address", "127.0.0.1:0", "--log-level", "error"].map(str::to_owned));
+    for (flag, path) in [
+        ("--kubelet-root", root.to_owned()),
+        ("--cdi-root", root.join("cdi")),
+        ("--hook-root", root.join("hook")),
+        ("--driver-root", machine.join("driver")),
+        ("--dev-root", machine.join("dev")),
+        ("--proc-root", machine.join("proc")),
+        ("--sys-root", machine.join("sys")),
+    ] {
+        start.extend([flag.to_owned(), text(&path)]);
+    }
+    let emulator = text(&paths::release().join("nvidia-emulator"));
+    let profile = json!({
+        "driver": "gpu.nvidia.com",
+        "node": NODE,
+        "registry": text(&root.join("plugins_registry")),
+        "cdi": [text(&root.join("cdi"))],
+        "claims": order.map(Kind::profile),
+        "start": start,
+        // kerf writes at once, or never.
+        "limits": {"quiet": 3},
+        "reboot": [emulator, "--root", &text(&machine), "reboot"],
+    });
+    Ok(format!("{profile:#}"))
+}
