@@ -173,3 +173,6 @@ pub(crate) fn index(specs: &[Spec]) -> BTreeMap<String, Vec<&Spec>> {
     }
     index
 }
+
+#[cfg(test)]
+mod tests;

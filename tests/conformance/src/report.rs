@@ -142,3 +142,60 @@ pub fn table<'a>(checks: impl IntoIterator<Item = &'a Check>) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn findings() -> Vec<Finding> {
+        let finding =
+            |id, verdict| Finding { id, says: "It \"holds\".", reference: "A & B", verdict, seconds: 0.25 };
+        vec![
+            finding("A-001", Verdict::Pass),
+            finding("A-002", Verdict::Fail("was <1>\nand \u{1}is 2".to_owned())),
+            finding("A-003", Verdict::NotApplicable("no claims".to_owned())),
+        ]
+    }
+
+    #[test]
+    fn a_person_reads_what_was_seen_and_whose_word_it_is() {
+        let told: String = findings().iter().map(text).collect();
+        let expected = "\
+pass  A-001        It \"holds\". (0.2 s)
+FAIL  A-002        It \"holds\". (0.2 s)
+      was <1>
+and \u{1}is 2
+      reference: A & B
+n/a   A-003        It \"holds\". (0.2 s)
+      no claims
+";
+        assert_eq!(told, expected);
+        assert_eq!(summary(&findings()), "1 passed, 1 failed, 1 not applicable");
+    }
+
+    #[test]
+    fn a_program_reads_counts_and_results() {
+        let value: serde_json::Value = serde_json::from_str(&json("example.com", &findings())).expect("JSON");
+        assert_eq!(
+            (&value["passed"], &value["failed"], &value["notApplicable"]),
+            (&json!(1), &json!(1), &json!(1))
+        );
+        assert_eq!(value["checks"][0]["result"], "pass");
+        assert_eq!(
+            (&value["checks"][2]["result"], &value["checks"][2]["reason"]),
+            (&json!("not-applicable"), &json!("no claims"))
+        );
+    }
+
+    #[test]
+    fn junit_is_xml_whatever_a_driver_says() {
+        let expected = r#"<?xml version="1.0" encoding="UTF-8"?>
+<testsuite name="dra-conformance example.com" tests="3" failures="1" skipped="1">
+  <testcase classname="A-001" name="It &quot;holds&quot;." time="0.250"/>
+  <testcase classname="A-002" name="It &quot;holds&quot;." time="0.250"><failure message="was &lt;1&gt;&#10;and is 2">A &amp; B</failure></testcase>
+  <testcase classname="A-003" name="It &quot;holds&quot;." time="0.250"><skipped message="no claims"/></testcase>
+</testsuite>
+"#;
+        assert_eq!(junit("example.com", &findings()), expected);
+    }
+}

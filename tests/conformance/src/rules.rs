@@ -239,3 +239,6 @@ fn is_qualified(text: &str) -> bool {
         && id.bytes().all(good)
         && !id.starts_with(|first: char| first.is_ascii_digit())
 }
+
+#[cfg(test)]
+mod tests;

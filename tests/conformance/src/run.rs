@@ -60,3 +60,60 @@ async fn judge(context: &mut Context, check: &Check) -> Verdict {
         },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use anyhow::bail;
+
+    use super::*;
+    use crate::check::Need;
+    use crate::profile::Profile;
+
+    fn context() -> Context {
+        let nobody = tower::service_fn(|_: tonic::codegen::http::Request<kube::client::Body>| {
+            std::future::ready(Err::<tonic::codegen::http::Response<kube::client::Body>, _>("no API server"))
+        });
+        let profile = Profile::parse("driver: example.com\nnode: n\n").expect("a profile");
+        Context::new(profile, kube::Client::new(nobody, "default"), None)
+    }
+
+    const fn check(id: &'static str, needs: &'static [Need], run: Run) -> Check {
+        Check { id, says: "", reference: "", needs, run }
+    }
+
+    type Run = for<'a> fn(&'a mut Context) -> futures::future::LocalBoxFuture<'a, anyhow::Result<()>>;
+
+    #[tokio::test]
+    async fn what_happens_to_a_check_is_its_own_failure() {
+        let checks = [
+            check("PANIC", &[], |_| async { panic!("made {}", "up") }.boxed_local()),
+            check("ERROR", &[], |_| async { bail!("made up") }.boxed_local()),
+            check("NOT", &[], |_| async { bail!(NotApplicable("made up".to_owned())) }.boxed_local()),
+            check("NEED", &[Need::Claims], |_| async { panic!("run in vain") }.boxed_local()),
+            check("PASS", &[], |_| async { Ok(()) }.boxed_local()),
+        ];
+        let mut told = Vec::new();
+        let findings = run(&mut context(), &checks, |finding| told.push(finding.id)).await;
+        let verdicts: Vec<Verdict> = findings.into_iter().map(|finding| finding.verdict).collect();
+        let expected = [
+            Verdict::Fail("the check itself failed: made up".to_owned()),
+            Verdict::Fail("made up".to_owned()),
+            Verdict::NotApplicable("made up".to_owned()),
+            Verdict::NotApplicable("the profile has no `claims`".to_owned()),
+            Verdict::Pass,
+        ];
+        assert_eq!(verdicts, expected);
+        assert_eq!(told, ["PANIC", "ERROR", "NOT", "NEED", "PASS"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_check_that_hangs_fails_and_the_next_is_run() {
+        let checks = [
+            check("HANG", &[], |_| std::future::pending().boxed_local()),
+            check("PASS", &[], |_| async { Ok(()) }.boxed_local()),
+        ];
+        let findings = run(&mut context(), &checks, |_| {}).await;
+        let verdicts: Vec<Verdict> = findings.into_iter().map(|finding| finding.verdict).collect();
+        assert_eq!(verdicts, [Verdict::Fail("the check has not ended in 600 s".to_owned()), Verdict::Pass]);
+    }
+}
