@@ -60,11 +60,12 @@ pub(crate) fn run(cluster: &Cluster) -> Result<()> {
         std::fs::create_dir_all(&results)?;
         let mut command = Command::new(paths::target().join("debug/dra-conformance"));
         command.arg("run").arg("--profile").arg(profile).arg("--kubeconfig").arg(cluster.kubeconfig());
-        command.env("KUBECONFIG", cluster.kubeconfig());
         if index > 0 {
             // What claims ask for makes no difference to the others.
             command.args(
-                ["PREP", "UNPREP", "CDI", "RESTART", "UPDATE"].iter().flat_map(|area| ["--only", area]),
+                ["PREP", "UNPREP", "CDI", "RESTART", "OUTAGE", "UPDATE"]
+                    .iter()
+                    .flat_map(|area| ["--only", area]),
             );
         }
         command.arg("--junit").arg(results.join(format!("junit-{index}.xml")));
@@ -117,6 +118,7 @@ fn profile_of_kerf(root: &Path, order: [Kind; 2]) -> Result<String> {
         "cdi": [text(&root.join("cdi"))],
         "claims": order.map(Kind::profile),
         "start": start,
+        "environment": {"KUBECONFIG": "{kubeconfig}"},
         // kerf writes at once, or never.
         "limits": {"quiet": 3},
         "reboot": [emulator, "--root", &text(&machine), "reboot"],

@@ -41,6 +41,8 @@ pub(crate) enum Need {
     Instances,
     /// How a reboot is made up.
     Reboot,
+    /// That the driver reaches the API server through the tool.
+    Outage,
     /// That slices and the Node may be changed.
     Disturb,
 }
@@ -55,6 +57,7 @@ impl Need {
             Self::Start => "the profile has no `start`",
             Self::Instances => "`start` of the profile has no `{instance}` in it",
             Self::Reboot => "the profile has no `reboot`",
+            Self::Outage => "`start` and `environment` of the profile have no `{kubeconfig}` in them",
             Self::Disturb => "the profile has no `registry` and does not say `disturb: true`",
         }
     }

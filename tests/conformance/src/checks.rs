@@ -2,6 +2,7 @@
 
 mod cdi;
 mod health;
+mod outage;
 mod prepare;
 mod registration;
 mod restart;
@@ -21,6 +22,7 @@ pub fn all() -> impl Iterator<Item = &'static Check> {
         slices::CHECKS,
         health::CHECKS,
         restart::CHECKS,
+        outage::CHECKS,
         update::CHECKS,
     ]
     .into_iter()

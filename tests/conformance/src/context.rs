@@ -50,6 +50,7 @@ impl Context {
             Need::Start => self.launcher.is_some(),
             Need::Instances => self.launcher.as_ref().is_some_and(|launcher| launcher.has_instances()),
             Need::Reboot => self.launcher.as_ref().is_some_and(|launcher| launcher.has_reboot()),
+            Need::Outage => self.launcher.as_ref().is_some_and(|launcher| launcher.has_outages()),
             Need::Disturb => self.profile.registry.is_some() || self.profile.disturb,
         };
         check.needs.iter().find(|need| !has(need)).map(|need| need.missing())
@@ -69,6 +70,7 @@ impl Context {
     /// Takes away what a check made. What does not work here is found by the
     /// checks that are about it.
     pub(crate) async fn tidy(&mut self) {
+        self.cut(false).ok();
         if let Some(second) = self.running.remove(SECOND) {
             second.kill().await.ok();
         }
@@ -122,6 +124,12 @@ impl Context {
         self.empty_cdi()?;
         self.start(FIRST).await?;
         self.plugin().await
+    }
+
+    /// Cuts the driver's way to the API server, or opens it again.
+    pub(crate) fn cut(&mut self, is_cut: bool) -> Result<()> {
+        self.launcher.as_mut().context("the profile has no `start`")?.cut(is_cut);
+        Ok(())
     }
 
     pub(crate) fn registry(&self) -> Result<&Path> {

@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use futures::FutureExt as _;
 use futures::future::LocalBoxFuture;
+use kube::config::Kubeconfig;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::profile::{Profile, seconds};
+use crate::tunnel::Tunnel;
 
 /// How often it is looked whether a process has ended.
 const LOOK: Duration = Duration::from_millis(20);
@@ -20,10 +22,14 @@ pub trait Launcher: std::fmt::Debug {
     fn start(&mut self, instance: &str) -> LocalBoxFuture<'_, Result<Box<dyn Running>>>;
     /// Makes the next start look like the first one after a boot.
     fn reboot(&mut self) -> LocalBoxFuture<'_, Result<()>>;
+    /// Cuts its way to the API server, or opens it again.
+    fn cut(&mut self, is_cut: bool);
     /// Whether two instances can run at once.
     fn has_instances(&self) -> bool;
     /// Whether a reboot can be made up.
     fn has_reboot(&self) -> bool;
+    /// Whether its way to the API server can be cut.
+    fn has_outages(&self) -> bool;
 }
 
 /// A running instance. Dropped, it is killed.
@@ -43,17 +49,40 @@ pub struct Commands {
     environment: Vec<(String, String)>,
     reboot: Vec<String>,
     stop: Duration,
+    tunnel: Option<Tunnel>,
 }
+
+const INSTANCE: &str = "{instance}";
+const KUBECONFIG: &str = "{kubeconfig}";
 
 impl Commands {
     /// None if the profile does not say how the driver is started.
-    pub fn of(profile: &Profile) -> Option<Self> {
-        (!profile.start.is_empty()).then(|| Self {
+    pub async fn of(profile: &Profile, kubeconfig: &Kubeconfig) -> Result<Option<Self>> {
+        if profile.start.is_empty() {
+            return Ok(None);
+        }
+        let mut commands = Self {
             start: profile.start.clone(),
             environment: profile.environment.clone().into_iter().collect(),
             reboot: profile.reboot.clone(),
             stop: seconds(profile.limits.stop),
-        })
+            tunnel: None,
+        };
+        if commands.has_placeholder(KUBECONFIG) {
+            commands.tunnel = Some(Tunnel::open(kubeconfig).await?);
+        }
+        Ok(Some(commands))
+    }
+
+    fn has_placeholder(&self, placeholder: &str) -> bool {
+        let values = self.environment.iter().map(|(_, value)| value);
+        self.start.iter().chain(values).any(|word| word.contains(placeholder))
+    }
+
+    fn filled(&self, word: &str, instance: &str) -> String {
+        let word = word.replace(INSTANCE, instance);
+        let path = self.tunnel.as_ref().map(|tunnel| tunnel.kubeconfig.display().to_string());
+        word.replace(KUBECONFIG, &path.unwrap_or_default())
     }
 }
 
@@ -67,10 +96,11 @@ fn command(words: &[String]) -> Result<Command> {
 
 impl Launcher for Commands {
     fn start(&mut self, instance: &str) -> LocalBoxFuture<'_, Result<Box<dyn Running>>> {
-        let words: Vec<String> = self.start.iter().map(|word| word.replace("{instance}", instance)).collect();
+        let words: Vec<String> = self.start.iter().map(|word| self.filled(word, instance)).collect();
+        let environment: Vec<(String, String)> =
+            self.environment.iter().map(|(key, value)| (key.clone(), self.filled(value, instance))).collect();
         async move {
-            let mut command = command(&words)?;
-            let child = command.envs(self.environment.iter().map(|(key, value)| (key, value))).spawn();
+            let child = command(&words)?.envs(environment).spawn();
             let child =
                 child.with_context(|| format!("the driver cannot be started: {}", words.join(" ")))?;
             Ok(Box::new(Process { child, stop: self.stop }) as Box<dyn Running>)
@@ -88,8 +118,18 @@ impl Launcher for Commands {
         .boxed_local()
     }
 
+    fn cut(&mut self, is_cut: bool) {
+        if let Some(tunnel) = &self.tunnel {
+            tunnel.cut(is_cut);
+        }
+    }
+
     fn has_instances(&self) -> bool {
-        self.start.iter().any(|word| word.contains("{instance}"))
+        self.has_placeholder(INSTANCE)
+    }
+
+    fn has_outages(&self) -> bool {
+        self.tunnel.is_some()
     }
 
     fn has_reboot(&self) -> bool {

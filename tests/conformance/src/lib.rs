@@ -19,6 +19,7 @@ pub mod proto;
 mod report;
 mod rules;
 mod run;
+mod tunnel;
 mod wire;
 
 pub use check::Check;

@@ -75,6 +75,7 @@ async fn run(arguments: RunArguments) -> Result<bool> {
     let profile = Profile::read(&arguments.profile)?;
     let kubeconfig = Kubeconfig::read_from(&arguments.kubeconfig)
         .with_context(|| format!("{} cannot be read", arguments.kubeconfig.display()))?;
+    let launcher = Commands::of(&profile, &kubeconfig).await?;
     let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     let client = kube::Client::try_from(config)?;
 
@@ -86,7 +87,7 @@ async fn run(arguments: RunArguments) -> Result<bool> {
     ensure!(!chosen.is_empty(), "no check is left of --only and --skip");
 
     let driver = profile.driver.clone();
-    let launcher = Commands::of(&profile).map(|commands| Box::new(commands) as Box<dyn Launcher>);
+    let launcher = launcher.map(|commands| Box::new(commands) as Box<dyn Launcher>);
     let mut context = Context::new(profile, client, launcher);
     let tell = |finding: &Finding| print!("{}", dra_conformance::text(finding));
     let findings = dra_conformance::run(&mut context, chosen, tell).await;

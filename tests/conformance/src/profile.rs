@@ -30,10 +30,11 @@ pub struct Profile {
     #[serde(default)]
     pub claims: Vec<ClaimProfile>,
     /// The driver's command line. `{instance}` stands for a name of its own of
-    /// each process, where two can run beside each other.
+    /// each process, where two can run beside each other; `{kubeconfig}` for a
+    /// file that leads to the API server by a way that can be cut.
     #[serde(default)]
     pub start: Vec<String>,
-    /// More environment for it.
+    /// More environment for it, with the same placeholders.
     #[serde(default)]
     pub environment: BTreeMap<String, String>,
     /// A command that makes the driver believe at its next start that the

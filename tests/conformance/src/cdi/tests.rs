@@ -30,7 +30,8 @@ fn a_spec_that_is_right_has_names_and_paths_of_the_host() {
 
 #[test]
 fn what_is_wrong_with_a_spec_is_said() {
-    let wrong: [(fn(&mut Value), &str); 10] = [
+    type Change = fn(&mut Value);
+    let wrong: [(Change, &str); 10] = [
         (|spec| spec["cdiVersion"] = json!("1"), "cdiVersion is `1`"),
         (|spec| spec["kind"] = json!("example.com"), "kind is `example.com`"),
         (|spec| spec["kind"] = json!("0.com/gpu"), "kind is `0.com/gpu`"),

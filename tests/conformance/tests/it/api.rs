@@ -20,11 +20,12 @@ pub(crate) struct Api {
     /// By resource and name: there is one namespace.
     objects: Arc<Mutex<BTreeMap<(String, String), Value>>>,
     revision: watch::Sender<u64>,
+    is_cut: watch::Sender<bool>,
 }
 
 impl Api {
     pub(crate) fn new() -> Self {
-        Self { objects: Arc::default(), revision: watch::channel(1).0 }
+        Self { objects: Arc::default(), revision: watch::channel(1).0, is_cut: watch::channel(false).0 }
     }
 
     pub(crate) fn client(&self) -> kube::Client {
@@ -34,6 +35,27 @@ impl Api {
             async move { api.serve(request).await }
         };
         kube::Client::new(Router::new().fallback(serve), "default")
+    }
+
+    /// A client whose way can be cut: then it hears nothing.
+    pub(crate) fn distant_client(&self) -> kube::Client {
+        let api = self.clone();
+        let serve = move |request| {
+            let api = api.clone();
+            async move {
+                let mut is_cut = api.is_cut.subscribe();
+                if *is_cut.borrow() {
+                    is_cut.wait_for(|is_cut| !*is_cut).await.unwrap();
+                    return failure(StatusCode::SERVICE_UNAVAILABLE, "Cut");
+                }
+                api.serve(request).await
+            }
+        };
+        kube::Client::new(Router::new().fallback(serve), "default")
+    }
+
+    pub(crate) fn cut(&self, is_cut: bool) {
+        self.is_cut.send_replace(is_cut);
     }
 
     /// Tells when something was written.

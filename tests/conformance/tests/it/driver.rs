@@ -110,6 +110,9 @@ pub(crate) enum Defect {
     DeletesAtItsEnd,
     WritesAtItsStart,
     OtherBootRefused,
+    // Outage
+    OutageRemembered,
+    EndsPublishing,
     // Update
     SameSockets,
     Fights,
@@ -216,7 +219,15 @@ impl Launcher for InProcess {
         std::future::ready(Ok(())).boxed_local()
     }
 
+    fn cut(&mut self, is_cut: bool) {
+        self.api.cut(is_cut);
+    }
+
     fn has_instances(&self) -> bool {
+        true
+    }
+
+    fn has_outages(&self) -> bool {
         true
     }
 

@@ -1,6 +1,8 @@
 //! The driver's slices: one of counters, two of devices. At each change of
 //! anything all are listed, compared and set right.
 
+use std::time::Duration;
+
 use anyhow::Result;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::ResourceSlice;
@@ -9,17 +11,28 @@ use serde_json::{Value, json};
 
 use crate::driver::{Defect, Instance, NAME, NODE, devices, pool};
 
+/// How long the API server may take.
+const PATIENCE: Duration = Duration::from_millis(100);
+
 pub(crate) async fn publish(instance: Instance) {
     let mut changes = instance.api.changes();
     let mut state = State::default();
     loop {
         changes.mark_unchanged();
-        // A conflict with another instance is news soon.
-        look(&instance, &mut state).await.ok();
+        let looked = tokio::time::timeout(PATIENCE, look(&instance, &mut state)).await;
+        match looked {
+            Ok(Ok(())) => {}
+            Err(_) if instance.has(Defect::EndsPublishing) => return,
+            // No answer, or a conflict with another instance.
+            _ => {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                continue;
+            }
+        }
         let next = changes.changed();
         // A prepare is no news of the API server.
         if instance.has(Defect::WritesAlways) || instance.has(Defect::HidesHeld) {
-            tokio::time::timeout(std::time::Duration::from_millis(50), next).await.ok();
+            tokio::time::timeout(Duration::from_millis(50), next).await.ok();
         } else {
             next.await.ok();
         }

@@ -99,6 +99,9 @@ const DEFECTS: &[(Defect, &str, &str)] = &[
     (Defect::WritesAtItsStart, "RESTART-007", "was written, with the same devices"),
     (Defect::SpecOnlyOnce, "RESTART-008", "is in 0 specs"),
     (Defect::OtherBootRefused, "RESTART-009", "it is of another boot"),
+    (Defect::UnprepareReadsApi, "OUTAGE-001", "no answer of the API server"),
+    (Defect::OutageRemembered, "OUTAGE-002", "after the API server was there again"),
+    (Defect::EndsPublishing, "OUTAGE-003", "there is no slice"),
     (Defect::SameSockets, "UPDATE-001", "the second instance"),
     (Defect::IdsOfTheProcess, "UPDATE-002", "the first answered"),
     (Defect::Fights, "UPDATE-003", "written"),
@@ -123,7 +126,7 @@ async fn check(defect: Option<Defect>, only: Option<&str>, patience: f64) -> Vec
     let launcher = InProcess {
         defect,
         root: root.path().to_owned(),
-        client: api.client(),
+        client: api.distant_client(),
         api: api.clone(),
         disk: Arc::default(),
         starts: 0,

@@ -35,6 +35,8 @@ use crate::driver::{Defect, Entry, Instance, NAME, devices, pool};
 
 /// A call is under way for so long that others can come in between.
 const WORK: Duration = Duration::from_millis(20);
+/// How long the API server may take.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// Tells calls of v1beta1, which are served as v1.
 const BETA: &str = "x-beta";
 
@@ -48,6 +50,7 @@ pub(crate) struct Memory {
     prepares: u32,
     busy: BTreeSet<String>,
     refused: BTreeSet<String>,
+    lost: BTreeSet<String>,
     remembered: BTreeMap<String, ResourceClaim>,
     held: BTreeSet<String>,
 }
@@ -182,7 +185,12 @@ impl Instance {
             return Ok(remembered);
         }
         let claims: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &claim.namespace);
-        let found = claims.get_opt(&claim.name).await?;
+        let got = tokio::time::timeout(PATIENCE, claims.get_opt(&claim.name)).await;
+        if got.is_err() && self.has(Defect::OutageRemembered) {
+            self.memory.lock().unwrap().lost.insert(claim.uid.clone());
+        }
+        ensure!(!self.memory.lock().unwrap().lost.contains(&claim.uid), "there was no answer before");
+        let found = got.context("no answer of the API server")??;
         if let Some(found) = &found {
             self.memory.lock().unwrap().remembered.insert(claim.uid.clone(), found.clone());
         }
