@@ -63,7 +63,7 @@ pub(crate) fn run(cluster: &Cluster) -> Result<()> {
         if index > 0 {
             // What claims ask for makes no difference to the others.
             command.args(
-                ["PREP", "UNPREP", "CDI", "RESTART", "OUTAGE", "UPDATE"]
+                ["PREP", "UNPREP", "CDI", "RESTART", "OUTAGE", "STATE", "UPDATE"]
                     .iter()
                     .flat_map(|area| ["--only", area]),
             );
@@ -117,6 +117,7 @@ fn profile_of_kerf(root: &Path, order: [Kind; 2]) -> Result<String> {
         "registry": text(&root.join("plugins_registry")),
         "cdi": [text(&root.join("cdi"))],
         "claims": order.map(Kind::profile),
+        "state": text(&root.join("plugins/gpu.nvidia.com/state")),
         "start": start,
         "environment": {"KUBECONFIG": "{kubeconfig}"},
         // kerf writes at once, or never.

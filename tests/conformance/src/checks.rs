@@ -7,6 +7,7 @@ mod prepare;
 mod registration;
 mod restart;
 mod slices;
+mod state;
 mod unprepare;
 mod update;
 
@@ -23,6 +24,7 @@ pub fn all() -> impl Iterator<Item = &'static Check> {
         health::CHECKS,
         restart::CHECKS,
         outage::CHECKS,
+        state::CHECKS,
         update::CHECKS,
     ]
     .into_iter()

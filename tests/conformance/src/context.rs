@@ -1,6 +1,7 @@
 //! What a check works with: the driver under test, as it runs now, and the
 //! claims that were made of it.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -16,6 +17,8 @@ use crate::launcher::{Launcher, Running};
 use crate::profile::{ClaimProfile, Profile, seconds};
 use crate::rules;
 
+/// How long something is waited for that did not come the last time.
+const SHORT: Duration = Duration::from_secs(3);
 /// How often something that is waited for is looked at.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -32,13 +35,39 @@ pub struct Context {
     running: BTreeMap<String, Box<dyn Running>>,
     /// To be taken away after the check.
     claims: Vec<Claim>,
+    sockets: Patience,
+    published: Patience,
+}
+
+/// Waits long, but not twice in vain: a driver that never starts would else cost
+/// its whole time in every check.
+#[derive(Debug, Default)]
+struct Patience {
+    is_lost: Cell<bool>,
+}
+
+impl Patience {
+    async fn until<T>(&self, limit: f64, attempt: impl AsyncFnMut() -> Result<T>) -> Result<T> {
+        let limit = if self.is_lost.get() { SHORT.min(seconds(limit)) } else { seconds(limit) };
+        let came = until(limit, attempt).await;
+        self.is_lost.set(came.is_err());
+        came
+    }
 }
 
 impl Context {
     /// Of a driver that `launcher` starts, or that runs already.
     pub fn new(profile: Profile, client: Client, launcher: Option<Box<dyn Launcher>>) -> Self {
         let cluster = Cluster::new(client, &profile);
-        Self { profile, cluster, launcher, running: BTreeMap::new(), claims: Vec::new() }
+        Self {
+            profile,
+            cluster,
+            launcher,
+            running: BTreeMap::new(),
+            claims: Vec::new(),
+            sockets: Patience::default(),
+            published: Patience::default(),
+        }
     }
 
     /// What keeps a check from applying.
@@ -47,6 +76,7 @@ impl Context {
             Need::Registry => self.profile.registry.is_some(),
             Need::Claims => !self.profile.claims.is_empty(),
             Need::Cdi => !self.profile.cdi.is_empty(),
+            Need::State => self.profile.state.is_some(),
             Need::Start => self.launcher.is_some(),
             Need::Instances => self.launcher.as_ref().is_some_and(|launcher| launcher.has_instances()),
             Need::Reboot => self.launcher.as_ref().is_some_and(|launcher| launcher.has_reboot()),
@@ -143,8 +173,8 @@ impl Context {
 
     pub(crate) async fn plugin_except(&mut self, except: &[PathBuf]) -> Result<Plugin> {
         let registry = self.registry()?.to_owned();
-        let (driver, limit) = (self.profile.driver.clone(), seconds(self.profile.limits.start));
-        let plugin = until(limit, async || {
+        let (driver, limit) = (self.profile.driver.clone(), self.profile.limits.start);
+        let plugin = self.sockets.until(limit, async || {
             for (instance, running) in &mut self.running {
                 if let Some(status) = running.ended() {
                     bail!("the driver's process ({instance}) ended: {status}");
@@ -196,14 +226,14 @@ impl Context {
         &self,
         condition: impl AsyncFn(&[ResourceSlice]) -> Result<()>,
     ) -> Result<Vec<ResourceSlice>> {
-        until(seconds(self.profile.limits.publish), async || {
+        let all = self.published.until(self.profile.limits.publish, async || {
             let slices = self.cluster.published().await?;
             ensure!(!slices.is_empty(), "there is no slice of `{}`", self.profile.driver);
             rules::complete(&slices)?;
             condition(&slices).await?;
             Ok(slices)
-        })
-        .await
+        });
+        all.await
     }
 
     /// Slices that nobody has written for a while.

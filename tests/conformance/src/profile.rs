@@ -26,6 +26,9 @@ pub struct Profile {
     /// Where the driver writes CDI specs.
     #[serde(default)]
     pub cdi: Vec<PathBuf>,
+    /// The folder in which the driver keeps what it knows, and nothing else.
+    #[serde(default)]
+    pub state: Option<PathBuf>,
     /// One or two kinds of claims; two of them must be able to live at once.
     #[serde(default)]
     pub claims: Vec<ClaimProfile>,
@@ -110,7 +113,7 @@ impl Profile {
             "there are {} kinds of claims; at most 2 are used",
             profile.claims.len()
         );
-        for path in profile.registry.iter().chain(&profile.cdi) {
+        for path in profile.registry.iter().chain(&profile.state).chain(&profile.cdi) {
             ensure!(path.is_absolute(), "{} is no absolute path", path.display());
         }
         Ok(profile)

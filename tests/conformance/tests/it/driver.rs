@@ -3,13 +3,14 @@
 //! connections too.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Context as _, Result};
 use dra_conformance::{Launcher, Running};
 use futures::FutureExt as _;
 use futures::future::LocalBoxFuture;
+use serde::{Deserialize, Serialize};
 use tokio::runtime::Runtime;
 
 use crate::api::Api;
@@ -113,6 +114,9 @@ pub(crate) enum Defect {
     // Outage
     OutageRemembered,
     EndsPublishing,
+    // State
+    DamageEndsIt,
+    UnknownSpecRefused,
     // Update
     SameSockets,
     Fights,
@@ -121,16 +125,31 @@ pub(crate) enum Defect {
     WithoutHealth,
 }
 
-/// What survives the driver's process.
-#[derive(Debug, Default)]
+/// What survives the driver's process: in memory, and as the file of which a new
+/// process takes it.
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
 pub(crate) struct Disk {
     pub(crate) claims: BTreeMap<String, Entry>,
     pub(crate) unprepared: BTreeSet<String>,
+    /// The machine's boot, which is not the file's.
+    #[serde(skip)]
     pub(crate) boot: u32,
 }
 
+impl Disk {
+    pub(crate) fn save(&self, root: &Path) {
+        std::fs::write(root.join("state/claims.json"), serde_json::to_string(self).unwrap()).unwrap();
+    }
+
+    /// Nothing, where there is nothing to read.
+    fn load(&mut self, root: &Path) {
+        let text = std::fs::read_to_string(root.join("state/claims.json")).unwrap_or_default();
+        *self = Self { boot: self.boot, ..serde_json::from_str(&text).unwrap_or_default() };
+    }
+}
+
 /// A claim, from the beginning of its prepare to the end of its unprepare.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Entry {
     pub(crate) device: String,
     pub(crate) is_complete: bool,
@@ -191,6 +210,9 @@ impl std::fmt::Debug for InProcess {
 impl Launcher for InProcess {
     fn start(&mut self, instance: &str) -> LocalBoxFuture<'_, Result<Box<dyn Running>>> {
         self.starts += 1;
+        let text = std::fs::read_to_string(self.root.join("state/claims.json"));
+        let is_damaged = text.is_ok_and(|text| text.is_empty());
+        self.disk.lock().unwrap().load(&self.root);
         if self.defect == Some(Defect::Forgets) {
             self.disk.lock().unwrap().claims.clear();
         }
@@ -207,7 +229,9 @@ impl Launcher for InProcess {
         async move {
             let runtime =
                 tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-            runtime.spawn(services::serve(instance.clone()));
+            if !is_damaged || !instance.has(Defect::DamageEndsIt) {
+                runtime.spawn(services::serve(instance.clone()));
+            }
             runtime.spawn(publisher::publish(instance.clone()));
             Ok(Box::new(InRuntime { runtime: Some(runtime), instance }) as Box<dyn Running>)
         }
@@ -307,8 +331,8 @@ pub(crate) fn pool() -> String {
 }
 
 /// Folders as a kubelet has them.
-pub(crate) fn folders(root: &std::path::Path) -> Result<()> {
-    for folder in ["registry", "plugin", "cdi"] {
+pub(crate) fn folders(root: &Path) -> Result<()> {
+    for folder in ["registry", "plugin", "cdi", "state"] {
         std::fs::create_dir(root.join(folder)).context("a folder")?;
     }
     Ok(())

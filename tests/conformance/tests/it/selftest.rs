@@ -1,9 +1,10 @@
 //! Every check fails on some driver, and none on one that is right.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 
-use dra_conformance::{Context, Finding, Limits, Profile, Verdict};
+use dra_conformance::{Context, Finding, Launcher as _, Limits, Profile, Verdict};
 use futures::StreamExt as _;
 
 use crate::api::Api;
@@ -102,6 +103,9 @@ const DEFECTS: &[(Defect, &str, &str)] = &[
     (Defect::UnprepareReadsApi, "OUTAGE-001", "no answer of the API server"),
     (Defect::OutageRemembered, "OUTAGE-002", "after the API server was there again"),
     (Defect::EndsPublishing, "OUTAGE-003", "there is no slice"),
+    (Defect::DamageEndsIt, "STATE-001", "no registration socket"),
+    (Defect::UnknownSpecRefused, "STATE-002", "there is a spec already"),
+    (Defect::SpecOnlyOnce, "STATE-003", "is in 0 specs"),
     (Defect::SameSockets, "UPDATE-001", "the second instance"),
     (Defect::IdsOfTheProcess, "UPDATE-002", "the first answered"),
     (Defect::Fights, "UPDATE-003", "written"),
@@ -112,25 +116,29 @@ const DEFECTS: &[(Defect, &str, &str)] = &[
 /// How many drivers are tried at once.
 const AT_ONCE: usize = 4;
 
+fn launcher(defect: Option<Defect>, root: &Path, api: &Api) -> InProcess {
+    InProcess {
+        defect,
+        root: root.to_owned(),
+        client: api.distant_client(),
+        api: api.clone(),
+        disk: Arc::default(),
+        starts: 0,
+    }
+}
+
 async fn check(defect: Option<Defect>, only: Option<&str>, patience: f64) -> Vec<Finding> {
     let root = tempfile::tempdir().unwrap();
     folders(root.path()).unwrap();
     let api = Api::new();
     let mut profile = Profile::parse(&format!(
-        "driver: {NAME}\nnode: {NODE}\nregistry: {root}/registry\ncdi: [{root}/cdi]\n\
+        "driver: {NAME}\nnode: {NODE}\nregistry: {root}/registry\ncdi: [{root}/cdi]\nstate: {root}/state\n\
          claims: [{{deviceClass: example.com, matching: {{type: plain}}}}]\n",
         root = root.path().display(),
     ))
     .unwrap();
     profile.limits = Limits { start: patience, publish: patience, quiet: 0.3, stop: patience };
-    let launcher = InProcess {
-        defect,
-        root: root.path().to_owned(),
-        client: api.distant_client(),
-        api: api.clone(),
-        disk: Arc::default(),
-        starts: 0,
-    };
+    let launcher = launcher(defect, root.path(), &api);
     let mut context = Context::new(profile, api.client(), Some(Box::new(launcher)));
     let chosen = dra_conformance::all().filter(|check| only.is_none_or(|only| check.id == only));
     dra_conformance::run(&mut context, chosen, |_| {}).await
@@ -169,4 +177,36 @@ async fn a_driver_that_is_right_passes_every_check() {
         let other = findings.iter().filter(|finding| matches!(finding.verdict, Verdict::NotApplicable(_)));
         assert_eq!(other.map(|finding| finding.id).collect::<Vec<_>>(), not_applicable);
     }
+}
+
+/// An observer changes nothing; the driver of which it is one has nothing to do.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_observer_writes_nothing() {
+    let root = tempfile::tempdir().unwrap();
+    folders(root.path()).unwrap();
+    let api = Api::new();
+    let mut launcher = launcher(None, root.path(), &api);
+    let nodes: kube::Api<k8s_openapi::api::core::v1::Node> = kube::Api::all(api.client());
+    let node = serde_json::from_value(serde_json::json!({"metadata": {"name": NODE}})).unwrap();
+    nodes.create(&kube::api::PostParams::default(), &node).await.unwrap();
+    let running = launcher.start("observed").await.unwrap();
+    let context = |api: &Api| {
+        let mut profile = Profile::parse(&format!("driver: {NAME}\nnode: {NODE}\n")).unwrap();
+        profile.limits = Limits { quiet: 0.3, ..Limits::default() };
+        Context::new(profile, api.client(), None)
+    };
+    let passed = |findings: &[Finding]| -> Vec<&str> {
+        let passed = findings.iter().filter(|finding| finding.verdict == Verdict::Pass);
+        passed.map(|finding| finding.id).collect()
+    };
+    // Until it has published.
+    let quiet = dra_conformance::all().filter(|check| check.id == "SLICE-010");
+    assert_eq!(passed(&dra_conformance::run(&mut context(&api), quiet, |_| {}).await), ["SLICE-010"]);
+    let before = *api.changes().borrow();
+    let findings = dra_conformance::run(&mut context(&api), dra_conformance::all(), |_| {}).await;
+    assert_eq!(*api.changes().borrow(), before);
+    let expected: Vec<String> = (1..=10).map(|number| format!("SLICE-{number:03}")).collect();
+    assert_eq!(passed(&findings), expected);
+    assert!(findings.iter().all(|finding| !matches!(finding.verdict, Verdict::Fail(_))), "{findings:#?}");
+    drop(running);
 }

@@ -302,8 +302,12 @@ impl Instance {
             let is_interrupted = known.is_some_and(|entry| !entry.is_complete);
             ensure!(!self.has(Defect::PrepareInterrupted) || !is_interrupted, "it was interrupted");
             let is_prepared = known.is_some_and(|entry| entry.is_complete);
+            // As one that never starts over from what it finds.
+            let is_unknown = known.is_none() && self.spec_path(claim).exists();
+            ensure!(!self.has(Defect::UnknownSpecRefused) || !is_unknown, "there is a spec already");
             let entry = Entry { device: device.clone(), is_complete: is_prepared, boot };
             disk.claims.insert(key.clone(), entry);
+            disk.save(&self.root);
             is_prepared
         };
         tokio::time::sleep(WORK).await;
@@ -313,12 +317,18 @@ impl Instance {
             if !self.has(Defect::SpecErrorsIgnored)
                 && let Err(error) = written
             {
-                self.disk.lock().unwrap().claims.remove(&key);
+                let mut disk = self.disk.lock().unwrap();
+                disk.claims.remove(&key);
+                disk.save(&self.root);
                 return Err(error);
             }
         }
-        if let Some(entry) = self.disk.lock().unwrap().claims.get_mut(&key) {
-            entry.is_complete = true;
+        {
+            let mut disk = self.disk.lock().unwrap();
+            if let Some(entry) = disk.claims.get_mut(&key) {
+                entry.is_complete = true;
+            }
+            disk.save(&self.root);
         }
         if self.has(Defect::CancelledStaysBusy) {
             self.memory.lock().unwrap().busy.remove(&key);
@@ -356,6 +366,7 @@ impl Instance {
             ensure!(entry.boot == boot || !self.has(Defect::OtherBootRefused), "it is of another boot");
             ensure!(entry.is_complete || !self.has(Defect::UnprepareInterrupted), "it was interrupted");
             entry.is_complete = false;
+            disk.save(&self.root);
         }
         tokio::time::sleep(WORK).await;
         if !self.has(Defect::SpecStays) {
@@ -364,6 +375,7 @@ impl Instance {
         let mut disk = self.disk.lock().unwrap();
         disk.claims.remove(&key);
         disk.unprepared.insert(key);
+        disk.save(&self.root);
         Ok(())
     }
 }
