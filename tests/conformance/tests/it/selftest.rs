@@ -90,7 +90,7 @@ const DEFECTS: &[(Defect, &str, &str)] = &[
     (Defect::HealthOnce, "HEALTH-002", "after the first message"),
     (Defect::HealthOnFirstStream, "HEALTH-003", "0 devices are told of"),
     (Defect::HealthStatusUnknown, "HEALTH-004", "has the status 7"),
-    (Defect::HealthUnlisted, "HEALTH-005", "v1.DRAResourceHealth is served and not listed"),
+    (Defect::HealthUnlisted, "HEALTH-005", "v1.DRAResourceHealth is not listed, and not answered"),
     (Defect::IdsOfTheProcess, "RESTART-001", "it was"),
     (Defect::UnprepareReadsApi, "RESTART-002", "the claim does not exist"),
     (Defect::Forgets, "RESTART-003", "it was prepared"),
@@ -137,7 +137,7 @@ async fn check(defect: Option<Defect>, only: Option<&str>, patience: f64) -> Vec
         root = root.path().display(),
     ))
     .unwrap();
-    profile.limits = Limits { start: patience, publish: patience, quiet: 0.3, stop: patience };
+    profile.limits = Limits { start: patience, publish: patience, quiet: 0.5, stop: patience };
     let launcher = launcher(defect, root.path(), &api);
     let mut context = Context::new(profile, api.client(), Some(Box::new(launcher)));
     let chosen = dra_conformance::all().filter(|check| only.is_none_or(|only| check.id == only));
@@ -147,7 +147,7 @@ async fn check(defect: Option<Defect>, only: Option<&str>, patience: f64) -> Vec
 #[tokio::test(flavor = "multi_thread")]
 async fn every_check_fails_on_a_driver_that_is_wrong_in_it() {
     let tried = futures::stream::iter(DEFECTS).map(|(defect, id, says)| async move {
-        let findings = check(Some(*defect), Some(id), 2.0).await;
+        let findings = check(Some(*defect), Some(id), 4.0).await;
         let verdict = &findings.first().unwrap_or_else(|| panic!("there is no check {id}")).verdict;
         let is_found = matches!(verdict, Verdict::Fail(reason) if reason.contains(says));
         (!is_found).then(|| format!("{defect:?} is not found by {id} (`{says}`): {verdict:?}"))
