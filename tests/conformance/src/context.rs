@@ -17,7 +17,7 @@ use crate::launcher::{Launcher, Running};
 use crate::profile::{ClaimProfile, Profile, seconds};
 use crate::rules;
 
-/// How long something is waited for that did not come the last time.
+/// How long something is waited for that did not come before.
 const SHORT: Duration = Duration::from_secs(3);
 /// How often something that is waited for is looked at.
 const LOOK: Duration = Duration::from_millis(50);
@@ -39,18 +39,18 @@ pub struct Context {
     published: Patience,
 }
 
-/// Waits long, but not twice in vain: a driver that never starts would else cost
-/// its whole time in every check.
+/// Waits long, but not three times in vain: a driver that never starts would else
+/// cost its whole time in every check.
 #[derive(Debug, Default)]
 struct Patience {
-    is_lost: Cell<bool>,
+    in_vain: Cell<u32>,
 }
 
 impl Patience {
     async fn until<T>(&self, limit: f64, attempt: impl AsyncFnMut() -> Result<T>) -> Result<T> {
-        let limit = if self.is_lost.get() { SHORT.min(seconds(limit)) } else { seconds(limit) };
+        let limit = if self.in_vain.get() < 2 { seconds(limit) } else { SHORT.min(seconds(limit)) };
         let came = until(limit, attempt).await;
-        self.is_lost.set(came.is_err());
+        self.in_vain.set(if came.is_err() { self.in_vain.get() + 1 } else { 0 });
         came
     }
 }
@@ -95,6 +95,14 @@ impl Context {
             self.start(FIRST).await?;
         }
         Ok(())
+    }
+
+    /// Ends the driver after a check that failed, as far as it can be started again:
+    /// the next check is not to fail for what this one has left.
+    pub(crate) async fn renew(&mut self) {
+        if let Some(running) = self.running.remove(FIRST) {
+            running.kill().await.ok();
+        }
     }
 
     /// Takes away what a check made. What does not work here is found by the

@@ -45,12 +45,11 @@ async fn judge(context: &mut Context, check: &Check) -> Verdict {
         (check.run)(context).await
     };
     let ended = tokio::time::timeout(LIMIT, AssertUnwindSafe(work).catch_unwind()).await;
-    context.tidy().await;
-    match ended {
+    let verdict = match ended {
         Err(_) => Verdict::Fail(format!("the check has not ended in {} s", LIMIT.as_secs())),
         Ok(Err(panic)) => {
-            let said =
-                panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+            let said = panic.downcast_ref::<String>().map(String::as_str);
+            let said = said.or(panic.downcast_ref::<&str>().copied());
             Verdict::Fail(format!("the check itself failed: {}", said.unwrap_or("a panic")))
         }
         Ok(Ok(Ok(()))) => Verdict::Pass,
@@ -58,7 +57,12 @@ async fn judge(context: &mut Context, check: &Check) -> Verdict {
             Some(reason) => Verdict::NotApplicable(reason.to_string()),
             None => Verdict::Fail(format!("{error:#}")),
         },
+    };
+    if matches!(verdict, Verdict::Fail(_)) {
+        context.renew().await;
     }
+    context.tidy().await;
+    verdict
 }
 
 #[cfg(test)]

@@ -127,21 +127,23 @@ fn launcher(defect: Option<Defect>, root: &Path, api: &Api) -> InProcess {
     }
 }
 
-async fn check(defect: Option<Defect>, only: Option<&str>, patience: f64) -> Vec<Finding> {
-    let root = tempfile::tempdir().unwrap();
-    folders(root.path()).unwrap();
+fn context(defect: Option<Defect>, root: &Path, patience: f64) -> Context {
+    folders(root).unwrap();
     let api = Api::new();
     let mut profile = Profile::parse(&format!(
         "driver: {NAME}\nnode: {NODE}\nregistry: {root}/registry\ncdi: [{root}/cdi]\nstate: {root}/state\n\
          claims: [{{deviceClass: example.com, matching: {{type: plain}}}}]\n",
-        root = root.path().display(),
+        root = root.display(),
     ))
     .unwrap();
     profile.limits = Limits { start: patience, publish: patience, quiet: 0.5, stop: patience };
-    let launcher = launcher(defect, root.path(), &api);
-    let mut context = Context::new(profile, api.client(), Some(Box::new(launcher)));
+    Context::new(profile, api.client(), Some(Box::new(launcher(defect, root, &api))))
+}
+
+async fn check(defect: Option<Defect>, only: Option<&str>, patience: f64) -> Vec<Finding> {
+    let root = tempfile::tempdir().unwrap();
     let chosen = dra_conformance::all().filter(|check| only.is_none_or(|only| check.id == only));
-    dra_conformance::run(&mut context, chosen, |_| {}).await
+    dra_conformance::run(&mut context(defect, root.path(), patience), chosen, |_| {}).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -177,6 +179,18 @@ async fn a_driver_that_is_right_passes_every_check() {
         let other = findings.iter().filter(|finding| matches!(finding.verdict, Verdict::NotApplicable(_)));
         assert_eq!(other.map(|finding| finding.id).collect::<Vec<_>>(), not_applicable);
     }
+}
+
+/// What one check has done to a driver does not fail the next.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_that_failed_is_started_anew() {
+    let root = tempfile::tempdir().unwrap();
+    let mut context = context(Some(Defect::GivesUp), root.path(), 2.0);
+    let chosen =
+        ["REG-012", "REG-013"].map(|id| dra_conformance::all().find(|check| check.id == id).unwrap());
+    let findings = dra_conformance::run(&mut context, chosen, |_| {}).await;
+    assert!(matches!(findings[0].verdict, Verdict::Fail(_)), "{findings:#?}");
+    assert_eq!(findings[1].verdict, Verdict::Pass);
 }
 
 /// An observer changes nothing; the driver of which it is one has nothing to do.
