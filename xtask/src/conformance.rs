@@ -63,7 +63,7 @@ pub(crate) fn run(cluster: &Cluster) -> Result<()> {
         if index > 0 {
             // What claims ask for makes no difference to the others.
             command.args(
-                ["PREP", "UNPREP", "CDI", "RESTART", "OUTAGE", "STATE", "UPDATE"]
+                ["PREP", "UNPREP", "CDI", "RESTART", "OUTAGE", "STATE", "HANG", "UPDATE"]
                     .iter()
                     .flat_map(|area| ["--only", area]),
             );
@@ -123,6 +123,10 @@ fn profile_of_kerf(root: &Path, order: [Kind; 2]) -> Result<String> {
         // kerf writes at once, or never.
         "limits": {"quiet": 3},
         "reboot": [emulator, "--root", &text(&machine), "reboot"],
+        "hang": {
+            "begin": [emulator, "--root", &text(&machine), "latency", "set", "all", "2000"],
+            "end": [emulator, "--root", &text(&machine), "latency", "set", "all", "0"],
+        },
     });
     Ok(format!("{profile:#}"))
 }

@@ -43,6 +43,8 @@ pub(crate) enum Need {
     Reboot,
     /// That the driver reaches the API server through the tool.
     Outage,
+    /// How devices are made to hang.
+    Hang,
     /// The folder of the driver's state.
     State,
     /// That slices and the Node may be changed.
@@ -58,6 +60,7 @@ impl Need {
             Self::Cdi => "the profile has no `cdi`",
             Self::Start => "the profile has no `start`",
             Self::Instances => "`start` of the profile has no `{instance}` in it",
+            Self::Hang => "the profile has no `hang`",
             Self::State => "the profile has no `state`",
             Self::Reboot => "the profile has no `reboot`",
             Self::Outage => "`start` and `environment` of the profile have no `{kubeconfig}` in them",

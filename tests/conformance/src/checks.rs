@@ -1,6 +1,7 @@
 //! All checks, by area.
 
 mod cdi;
+mod hang;
 mod health;
 mod outage;
 mod prepare;
@@ -25,6 +26,7 @@ pub fn all() -> impl Iterator<Item = &'static Check> {
         restart::CHECKS,
         outage::CHECKS,
         state::CHECKS,
+        hang::CHECKS,
         update::CHECKS,
     ]
     .into_iter()

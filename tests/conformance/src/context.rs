@@ -35,6 +35,7 @@ pub struct Context {
     running: BTreeMap<String, Box<dyn Running>>,
     /// To be taken away after the check.
     claims: Vec<Claim>,
+    does_hang: bool,
     sockets: Patience,
     published: Patience,
 }
@@ -65,6 +66,7 @@ impl Context {
             launcher,
             running: BTreeMap::new(),
             claims: Vec::new(),
+            does_hang: false,
             sockets: Patience::default(),
             published: Patience::default(),
         }
@@ -76,6 +78,7 @@ impl Context {
             Need::Registry => self.profile.registry.is_some(),
             Need::Claims => !self.profile.claims.is_empty(),
             Need::Cdi => !self.profile.cdi.is_empty(),
+            Need::Hang => self.launcher.as_ref().is_some_and(|launcher| launcher.has_hangs()),
             Need::State => self.profile.state.is_some(),
             Need::Start => self.launcher.is_some(),
             Need::Instances => self.launcher.as_ref().is_some_and(|launcher| launcher.has_instances()),
@@ -109,6 +112,9 @@ impl Context {
     /// checks that are about it.
     pub(crate) async fn tidy(&mut self) {
         self.cut(false).ok();
+        if self.does_hang {
+            self.hang(false).await.ok();
+        }
         if let Some(second) = self.running.remove(SECOND) {
             second.kill().await.ok();
         }
@@ -164,6 +170,12 @@ impl Context {
         self.plugin().await
     }
 
+    /// Makes the devices hang, or answer again.
+    pub(crate) async fn hang(&mut self, does_hang: bool) -> Result<()> {
+        self.does_hang = does_hang;
+        self.launcher.as_mut().context("the profile has no `start`")?.hang(does_hang).await
+    }
+
     /// Cuts the driver's way to the API server, or opens it again.
     pub(crate) fn cut(&mut self, is_cut: bool) -> Result<()> {
         self.launcher.as_mut().context("the profile has no `start`")?.cut(is_cut);
@@ -212,6 +224,12 @@ impl Context {
         let claim = self.cluster.create(&profile, unusual).await.context("a claim cannot be made")?;
         self.claims.push(claim.clone());
         Ok(claim)
+    }
+
+    /// A call that a kubelet makes until it works: what went before may still be
+    /// under way.
+    pub(crate) async fn retried(&self, call: impl AsyncFnMut() -> Result<()>) -> Result<()> {
+        until(seconds(self.profile.limits.start), call).await
     }
 
     /// A new claim can have the device of a former one.

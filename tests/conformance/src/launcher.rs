@@ -10,7 +10,7 @@ use futures::future::LocalBoxFuture;
 use kube::config::Kubeconfig;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::profile::{Profile, seconds};
+use crate::profile::{Hang, Profile, seconds};
 use crate::tunnel::Tunnel;
 
 /// How often it is looked whether a process has ended.
@@ -22,6 +22,8 @@ pub trait Launcher: std::fmt::Debug {
     fn start(&mut self, instance: &str) -> LocalBoxFuture<'_, Result<Box<dyn Running>>>;
     /// Makes the next start look like the first one after a boot.
     fn reboot(&mut self) -> LocalBoxFuture<'_, Result<()>>;
+    /// Makes its devices hang, or answer again.
+    fn hang(&mut self, does_hang: bool) -> LocalBoxFuture<'_, Result<()>>;
     /// Cuts its way to the API server, or opens it again.
     fn cut(&mut self, is_cut: bool);
     /// Whether two instances can run at once.
@@ -30,6 +32,8 @@ pub trait Launcher: std::fmt::Debug {
     fn has_reboot(&self) -> bool;
     /// Whether its way to the API server can be cut.
     fn has_outages(&self) -> bool;
+    /// Whether its devices can be made to hang.
+    fn has_hangs(&self) -> bool;
 }
 
 /// A running instance. Dropped, it is killed.
@@ -48,6 +52,7 @@ pub struct Commands {
     start: Vec<String>,
     environment: Vec<(String, String)>,
     reboot: Vec<String>,
+    hang: Option<Hang>,
     stop: Duration,
     tunnel: Option<Tunnel>,
 }
@@ -65,6 +70,7 @@ impl Commands {
             start: profile.start.clone(),
             environment: profile.environment.clone().into_iter().collect(),
             reboot: profile.reboot.clone(),
+            hang: profile.hang.clone(),
             stop: seconds(profile.limits.stop),
             tunnel: None,
         };
@@ -94,6 +100,13 @@ fn command(words: &[String]) -> Result<Command> {
     Ok(command)
 }
 
+/// Runs a command to its end.
+fn complete(words: &[String]) -> Result<()> {
+    let status = command(words)?.status().with_context(|| format!("cannot run {}", words.join(" ")))?;
+    ensure!(status.success(), "{} failed ({status})", words.join(" "));
+    Ok(())
+}
+
 impl Launcher for Commands {
     fn start(&mut self, instance: &str) -> LocalBoxFuture<'_, Result<Box<dyn Running>>> {
         let words: Vec<String> = self.start.iter().map(|word| self.filled(word, instance)).collect();
@@ -109,13 +122,12 @@ impl Launcher for Commands {
     }
 
     fn reboot(&mut self) -> LocalBoxFuture<'_, Result<()>> {
-        async move {
-            let status = command(&self.reboot)?.status();
-            let status = status.with_context(|| format!("cannot run {}", self.reboot.join(" ")))?;
-            ensure!(status.success(), "{} failed ({status})", self.reboot.join(" "));
-            Ok(())
-        }
-        .boxed_local()
+        std::future::ready(complete(&self.reboot)).boxed_local()
+    }
+
+    fn hang(&mut self, does_hang: bool) -> LocalBoxFuture<'_, Result<()>> {
+        let words = self.hang.as_ref().map(|hang| if does_hang { &hang.begin } else { &hang.end });
+        std::future::ready(words.map_or(Ok(()), |words| complete(words))).boxed_local()
     }
 
     fn cut(&mut self, is_cut: bool) {
@@ -126,6 +138,10 @@ impl Launcher for Commands {
 
     fn has_instances(&self) -> bool {
         self.has_placeholder(INSTANCE)
+    }
+
+    fn has_hangs(&self) -> bool {
+        self.hang.is_some()
     }
 
     fn has_outages(&self) -> bool {

@@ -26,6 +26,6 @@ pub use check::Check;
 pub use checks::all;
 pub use context::Context;
 pub use launcher::{Commands, Launcher, Running};
-pub use profile::{ClaimProfile, Limits, Profile};
+pub use profile::{ClaimProfile, Hang, Limits, Profile};
 pub use report::{Finding, Verdict, json, junit, summary, table, text};
 pub use run::run;

@@ -44,12 +44,25 @@ pub struct Profile {
     /// machine was booted. CDI folders are emptied too.
     #[serde(default)]
     pub reboot: Vec<String>,
+    /// Commands that make the devices hang, and answer again.
+    #[serde(default)]
+    pub hang: Option<Hang>,
     /// Without `registry`: slices may be deleted and edited all the same.
     #[serde(default)]
     pub disturb: bool,
     /// How long things may take.
     #[serde(default)]
     pub limits: Limits,
+}
+
+/// Two commands.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Hang {
+    /// From now on the devices do not answer, or very slowly.
+    pub begin: Vec<String>,
+    /// They answer again.
+    pub end: Vec<String>,
 }
 
 /// A claim that the driver can serve.

@@ -114,6 +114,11 @@ pub(crate) enum Defect {
     // Outage
     OutageRemembered,
     EndsPublishing,
+    // Hang
+    AsksDevices,
+    GivesUpOnDevices,
+    PrepareHangsForEver,
+    UnprepareHangsForEver,
     // State
     DamageEndsIt,
     UnknownSpecRefused,
@@ -134,6 +139,9 @@ pub(crate) struct Disk {
     /// The machine's boot, which is not the file's.
     #[serde(skip)]
     pub(crate) boot: u32,
+    /// So are its devices.
+    #[serde(skip)]
+    pub(crate) does_hang: bool,
 }
 
 impl Disk {
@@ -144,7 +152,11 @@ impl Disk {
     /// Nothing, where there is nothing to read.
     fn load(&mut self, root: &Path) {
         let text = std::fs::read_to_string(root.join("state/claims.json")).unwrap_or_default();
-        *self = Self { boot: self.boot, ..serde_json::from_str(&text).unwrap_or_default() };
+        *self = Self {
+            boot: self.boot,
+            does_hang: self.does_hang,
+            ..serde_json::from_str(&text).unwrap_or_default()
+        };
     }
 }
 
@@ -243,11 +255,20 @@ impl Launcher for InProcess {
         std::future::ready(Ok(())).boxed_local()
     }
 
+    fn hang(&mut self, does_hang: bool) -> LocalBoxFuture<'_, Result<()>> {
+        self.disk.lock().unwrap().does_hang = does_hang;
+        std::future::ready(Ok(())).boxed_local()
+    }
+
     fn cut(&mut self, is_cut: bool) {
         self.api.cut(is_cut);
     }
 
     fn has_instances(&self) -> bool {
+        true
+    }
+
+    fn has_hangs(&self) -> bool {
         true
     }
 

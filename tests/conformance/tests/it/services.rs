@@ -47,6 +47,7 @@ pub(crate) struct Memory {
     registrations: u32,
     streams: u32,
     has_given_up: bool,
+    has_hung: bool,
     prepares: u32,
     busy: BTreeSet<String>,
     refused: BTreeSet<String>,
@@ -63,6 +64,9 @@ fn bind(instance: &Instance, path: &Path) -> Result<UnixListenerStream> {
 }
 
 pub(crate) async fn serve(instance: Instance) -> Result<()> {
+    if instance.has(Defect::GivesUpOnDevices) && instance.does_hang() {
+        return Ok(());
+    }
     let dra = bind(&instance, &instance.dra_socket())?;
     let routed = instance.clone();
     let layer = tower::util::MapRequestLayer::new(move |request| route(&routed, request));
@@ -105,6 +109,9 @@ impl Registration for Instance {
     async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
         if self.has(Defect::SlowInfo) {
             tokio::time::sleep(Duration::from_millis(1500)).await;
+        }
+        while self.has(Defect::AsksDevices) && self.does_hang() {
+            tokio::time::sleep(WORK).await;
         }
         let infos = {
             let mut memory = self.memory.lock().unwrap();
@@ -173,6 +180,23 @@ impl Instance {
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
+    }
+
+    fn does_hang(&self) -> bool {
+        self.disk.lock().unwrap().does_hang
+    }
+
+    /// What the devices do. What has hung once hangs for ever in a wrong driver.
+    async fn work(&self, for_ever: Defect) -> Result<()> {
+        tokio::time::sleep(WORK).await;
+        while self.does_hang() {
+            if self.has(for_ever) {
+                self.memory.lock().unwrap().has_hung = true;
+            }
+            tokio::time::sleep(WORK).await;
+        }
+        ensure!(!self.memory.lock().unwrap().has_hung, "the devices hang");
+        Ok(())
     }
 
     fn key(&self, claim: &Claim) -> String {
@@ -310,7 +334,7 @@ impl Instance {
             disk.save(&self.root);
             is_prepared
         };
-        tokio::time::sleep(WORK).await;
+        self.work(Defect::PrepareHangsForEver).await?;
         let has_spec = self.has(Defect::SpecOnlyOnce) && is_prepared;
         if !self.has(Defect::NoSpec) && !has_spec {
             let written = self.write_spec(claim, &device);
@@ -368,7 +392,7 @@ impl Instance {
             entry.is_complete = false;
             disk.save(&self.root);
         }
-        tokio::time::sleep(WORK).await;
+        self.work(Defect::UnprepareHangsForEver).await?;
         if !self.has(Defect::SpecStays) {
             std::fs::remove_file(self.spec_path(claim)).ok();
         }
