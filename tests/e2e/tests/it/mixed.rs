@@ -187,7 +187,14 @@ fn shared(scene: &Scene<'_>, other: &Other) -> Result<()> {
     other.asked(|asked| asked.refuses = true);
     let both = requests(&[request("slice", SMALL), request("other", OTHER)]);
     scene.apply(&manifest::lone("both", &both))?;
-    wait_until("the other driver has refused", LIMIT, || Ok(other.asked(|asked| asked.refused.pop_last())))?;
+    let uid = wait_until("the other driver has refused", LIMIT, || {
+        Ok(other.asked(|asked| asked.refused.pop_last()))
+    })?;
+    // The kubelet goes to one after the other, in any order, up to the first
+    // refusal.
+    wait_until("kerf has prepared its part", LIMIT, || {
+        Ok(ground::journal(scene)?.contains_key(&uid).then_some(()))
+    })?;
     wait_until("the pod is told whose refusal it is", LIMIT, || {
         Ok(scene.events("both")?.contains("not today").then_some(()))
     })?;
