@@ -4,8 +4,9 @@
 //!
 //! Readers take a pool's slices of the highest generation, and only if there
 //! are as many as each of them says. One changed slice can therefore keep the
-//! generation (a single update is atomic); anything more bumps it, and the
-//! pool is incomplete, never inconsistent, until the last write.
+//! generation (a single update is atomic), and so can any number of which only
+//! taints changed; anything more bumps it, and the pool is incomplete, never
+//! inconsistent, until the last write.
 //!
 //! This module is pure: it sees what was listed and returns what to write.
 
@@ -87,9 +88,12 @@ pub fn plan_pool(
     let spec = |slice: &ResourceSliceSpec, generation| complete(identity, wanted.len(), slice, generation);
     let missing = wanted.len() - matched.len();
     let indexed = || wanted.iter().enumerate();
+    // A pool whose taints are of two times is as good as one of either.
     let changed = indexed()
         .filter_map(|(index, wanted)| Some((matched.get(&index)?, wanted)))
-        .filter(|(stored, wanted)| !same_spec(&spec(wanted, newest), &stored.spec))
+        .filter(|(stored, wanted)| {
+            !same_spec(&untainted(spec(wanted, newest)), &untainted(stored.spec.clone()))
+        })
         .count();
     let bump = missing > 0 || changed > 1;
     let generation = if bump { newest.saturating_add(1) } else { newest };
@@ -177,6 +181,13 @@ fn is_owned_by(slice: &ResourceSlice, owner: &OwnerReference) -> bool {
 pub fn same_spec(sent: &ResourceSliceSpec, stored: &ResourceSliceSpec) -> bool {
     let sent = with_times_of(sent.clone(), stored);
     normal(with_amounts_of(sent, stored)) == normal(stored.clone())
+}
+
+fn untainted(mut spec: ResourceSliceSpec) -> ResourceSliceSpec {
+    for device in spec.devices.iter_mut().flatten() {
+        device.taints = None;
+    }
+    spec
 }
 
 /// Copies the times of taints that are stored and meant to stay.

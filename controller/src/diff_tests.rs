@@ -122,6 +122,20 @@ fn two_changed_slices_bump_the_generation_of_all() {
 }
 
 #[test]
+fn taints_of_all_slices_are_updates_of_the_same_generation() {
+    let slices = |value: Option<&str>| {
+        let names = ["a", "b", "c"].map(|name| device(name, "1Gi"));
+        pool_of(names.map(|device| match value {
+            Some(value) => slice_of(&[tainted(device, value)]),
+            None => slice_of(&[device]),
+        }))
+    };
+    let stored = published(&slices(None));
+    let plan = plan(&slices(Some("x")), &stored);
+    assert_eq!((plan.generation, plan.updates.len()), (1, 3));
+}
+
+#[test]
 fn another_count_bumps_the_generation_of_all() {
     let stored = published(&pool(&["1Gi", "2Gi", "3Gi"]));
     let shrink = plan(&pool(&["1Gi", "2Gi"]), &stored);

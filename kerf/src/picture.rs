@@ -215,9 +215,13 @@ fn gibibytes(bytes: u64) -> String {
     format!("{}.{} GiB", tenths / 10, tenths % 10)
 }
 
+/// A line. What others wrote, such as names, events and errors, neither ends it
+/// nor moves the terminal's cursor.
 fn line(out: &mut String, text: std::fmt::Arguments<'_>) {
-    // Writing to a String cannot fail.
-    let _ = writeln!(out, "{text}");
+    for character in text.to_string().chars() {
+        if character.is_control() { out.extend(character.escape_default()) } else { out.push(character) }
+    }
+    out.push('\n');
 }
 
 #[cfg(test)]

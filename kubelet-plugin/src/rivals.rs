@@ -9,7 +9,7 @@
 //! Its pods outlive it: the kubelet tells of them, and is asked again as long as
 //! there are any.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -42,6 +42,9 @@ const LONGEST_SILENCE: Duration = Duration::from_mins(1);
 const MOST: usize = 16;
 /// Whoever closes connections at once is not asked in a loop.
 const SPACING: Duration = Duration::from_secs(1);
+/// How long somebody who ended counts as there: one that is restarted, or comes
+/// and goes, does not have every slice written each time.
+const LEAVING: Duration = Duration::from_secs(5);
 
 /// Somebody who hands out the same GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -234,6 +237,7 @@ async fn follow(
     let (mut files, mut silence) = (BTreeSet::new(), SILENCE);
     // Asking is not cheap: the kubelet tells of all pods.
     let (mut pods, mut ask_at) = (None, Instant::now());
+    let (mut answered, mut leaving) = (BTreeSet::new(), BTreeMap::new());
     loop {
         watched.watch()?;
         let failed = |source| ServeError::Rivals { path: folders.registry.clone(), source };
@@ -242,23 +246,33 @@ async fn follow(
             (files, silence, ask_at) = (answers.files, SILENCE, Instant::now());
         }
         let mut ends: Vec<std::pin::Pin<Box<dyn Future<Output = ()> + Send>>> = Vec::new();
-        let mut found = Vec::new();
+        let mut found = BTreeSet::new();
         for (rival, connection) in answers.answering {
-            found.push(rival);
+            found.insert(rival);
             match connection.map(UnixStream::from_std) {
                 Some(connection) => ends.push(Box::pin(ended(connection.map_err(failed)?))),
                 None => ends.push(Box::pin(sleep(PAUSE))),
             }
         }
-        if ask_at <= Instant::now() {
+        let now = Instant::now();
+        for gone in answered.difference(&found) {
+            leaving.insert(Rival::clone(gone), now + LEAVING);
+        }
+        leaving.retain(|rival, until| *until > now && !found.contains(rival));
+        answered.clone_from(&found);
+        for (rival, until) in &leaving {
+            found.insert(rival.clone());
+            ends.push(Box::pin(sleep_until(*until)));
+        }
+        if ask_at <= now {
             pods = folders.plugins_pods().await?;
             ask_at = Instant::now() + PAUSE;
         }
         if let Some(pods) = &pods {
-            found.push(pods.clone());
+            found.insert(pods.clone());
             ends.push(Box::pin(sleep_until(ask_at)));
         }
-        tell(rivals, found);
+        tell(rivals, found.into_iter().collect());
         let end = async {
             if ends.is_empty() {
                 std::future::pending::<()>().await;
