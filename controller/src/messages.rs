@@ -59,7 +59,7 @@ fn phases() -> Vec<Message> {
 fn requests() -> Vec<Message> {
     let what = || "create a ResourceSlice".to_owned();
     let said = |error: &RequestError| sentence(error);
-    messages!(said, RequestError, [],
+    messages!(said, RequestError, [RequestError::List(_)],
         RequestError::Refused { .. } => RequestError::Refused {
             what: what(),
             source: Box::new(forbidden("resourceslices.resource.k8s.io is forbidden: User \"system:serviceaccount:kerf:kerf\" cannot create resource \"resourceslices\"")),
@@ -94,7 +94,7 @@ fn lists() -> Vec<Message> {
         ListError::Refused { .. } => ListError::Refused { what, source: Box::new(forbidden("resourceclaims.resource.k8s.io is forbidden: User \"system:serviceaccount:kerf:kerf\" cannot list resource \"resourceclaims\"")) },
             "kerf has to know who holds what before it withdraws a device or begins without records.",
             "If it is `forbidden`, install the chart's ClusterRole and binding again (`helm upgrade`); kerf tries again by itself.";
-        ListError::TooSlow { .. } => ListError::TooSlow { what },
+        ListError::TooSlow { .. } => ListError::TooSlow { what, limit: Duration::from_secs(30) },
             "The API server, or the network to it, is overloaded or away.",
             "Look at the API server and at network policies; kerf tries again by itself.";
         ListError::Expired { .. } => ListError::Expired { what },

@@ -29,10 +29,12 @@ pub enum ListError {
         source: Box<kube::Error>,
     },
     /// A page did not come in time.
-    #[error("cannot list {what}: no answer from the API server in {} s", REQUEST.as_secs())]
+    #[error("cannot list {what}: no answer from the API server in {} s", limit.as_secs_f32())]
     TooSlow {
         /// Of which kind.
         what: &'static str,
+        /// For how long it was waited for.
+        limit: Duration,
     },
     /// The list took longer than the API server keeps a revision.
     #[error("cannot list {what}: the list expired {BEGINNINGS} times before it was complete")]
@@ -60,17 +62,29 @@ struct Page<T> {
 }
 
 #[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct PageMetadata {
     #[serde(rename = "continue")]
     continue_: Option<String>,
+    resource_version: Option<String>,
 }
 
 /// All objects of which `keep` makes something, now.
 pub async fn list<T: DeserializeOwned, U: Send>(
     client: &kube::Client,
     listed: Listed<'_>,
-    mut keep: impl FnMut(T) -> Option<U> + Send,
+    keep: impl FnMut(T) -> Option<U> + Send,
 ) -> Result<Vec<U>, ListError> {
+    Ok(list_within(client, listed, REQUEST, keep).await?.0)
+}
+
+/// The same with a limit of one page's request, and the revision of the list.
+pub(crate) async fn list_within<T: DeserializeOwned, U: Send>(
+    client: &kube::Client,
+    listed: Listed<'_>,
+    limit: Duration,
+    mut keep: impl FnMut(T) -> Option<U> + Send,
+) -> Result<(Vec<U>, Option<String>), ListError> {
     let mut found = Vec::new();
     let mut take = |is_first: bool, text: &str| {
         if is_first {
@@ -78,17 +92,22 @@ pub async fn list<T: DeserializeOwned, U: Send>(
         }
         let page: Page<T> = serde_json::from_str(text)?;
         found.extend(page.items.into_iter().filter_map(&mut keep));
-        Ok(page.metadata.continue_.filter(|token| !token.is_empty()))
+        Ok(page.metadata)
     };
-    pages(client, listed, &mut take).await?;
-    Ok(found)
+    let revision = pages(client, listed, limit, &mut take).await?;
+    Ok((found, revision))
 }
 
 /// Takes a page, and says where the next one begins.
-type Take<'a> = dyn FnMut(bool, &str) -> Result<Option<String>, serde_json::Error> + Send + 'a;
+type Take<'a> = dyn FnMut(bool, &str) -> Result<PageMetadata, serde_json::Error> + Send + 'a;
 
 /// Not generic, since it would be in the binary for each kind.
-async fn pages(client: &kube::Client, listed: Listed<'_>, take: &mut Take<'_>) -> Result<(), ListError> {
+async fn pages(
+    client: &kube::Client,
+    listed: Listed<'_>,
+    limit: Duration,
+    take: &mut Take<'_>,
+) -> Result<Option<String>, ListError> {
     let Listed { what, path, fields } = listed;
     let refused = |error| ListError::Refused { what, source: Box::new(error) };
     for _ in 0..BEGINNINGS {
@@ -98,16 +117,17 @@ async fn pages(client: &kube::Client, listed: Listed<'_>, take: &mut Take<'_>) -
         loop {
             let request = Request::new(path);
             let request = request.list(&params).map_err(|error| refused(kube::Error::BuildRequest(error)))?;
-            let text = match tokio::time::timeout(REQUEST, client.request_text(request)).await {
+            let text = match tokio::time::timeout(limit, client.request_text(request)).await {
                 Ok(Ok(text)) => text,
                 Ok(Err(kube::Error::Api(status))) if status.code == 410 => break,
                 Ok(Err(error)) => return Err(refused(error)),
-                Err(_) => return Err(ListError::TooSlow { what }),
+                Err(_) => return Err(ListError::TooSlow { what, limit }),
             };
             let is_first = params.continue_token.is_none();
-            match take(is_first, &text).map_err(|error| refused(kube::Error::SerdeError(error)))? {
+            let page = take(is_first, &text).map_err(|error| refused(kube::Error::SerdeError(error)))?;
+            match page.continue_.filter(|token| !token.is_empty()) {
                 Some(token) => params = params.continue_token(&token),
-                None => return Ok(()),
+                None => return Ok(page.resource_version),
             }
         }
     }

@@ -6,12 +6,10 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::ResourceSlice;
-use kube::api::{Api, DeleteParams, ListParams, PartialObjectMeta, PostParams, Preconditions};
+use kube::api::{Api, DeleteParams, PartialObjectMeta, PostParams, Preconditions};
 
+use crate::pages::{ListError, Listed, list_within};
 use crate::pools::Identity;
-
-/// Slices a page. A node of 64 GPUs has about 40.
-const PAGE: u32 = 100;
 
 /// Why a request did not succeed.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +22,8 @@ pub(crate) enum RequestError {
     },
     #[error("cannot {what}: no answer from the API server in {} s", limit.as_secs_f32())]
     TooSlow { what: String, limit: Duration },
+    #[error(transparent)]
+    List(#[from] ListError),
     #[error("the Node `{node}` has no uid")]
     NoUid { node: String },
 }
@@ -109,18 +109,12 @@ impl Requests {
 
     /// A quorum read of the identity's slices.
     pub(crate) async fn list(&self) -> Result<Live, RequestError> {
-        let mut params = ListParams::default().fields(&self.selector).limit(PAGE);
-        let mut slices = Vec::new();
-        loop {
-            let page = self.send("list ResourceSlices", self.slices.list(&params)).await?;
-            slices.extend(page.items);
-            let Some(token) = page.metadata.continue_.filter(|token| !token.is_empty()) else {
-                slices.sort_by(|left, right| left.metadata.name.cmp(&right.metadata.name));
-                let revision = revision(page.metadata.resource_version.as_deref()).unwrap_or(0);
-                return Ok(Live { slices, revision });
-            };
-            params = params.continue_token(&token);
-        }
+        let path = "/apis/resource.k8s.io/v1/resourceslices";
+        let listed = Listed { what: "ResourceSlices", path, fields: Some(&self.selector) };
+        let client = self.slices.clone().into_client();
+        let (mut slices, version) = list_within(&client, listed, self.limit, Some::<ResourceSlice>).await?;
+        slices.sort_by(|left, right| left.metadata.name.cmp(&right.metadata.name));
+        Ok(Live { slices, revision: revision(version.as_deref()).unwrap_or(0) })
     }
 
     /// Creates a slice and returns it as stored.
@@ -168,4 +162,48 @@ fn is_not_found(error: &kube::Error) -> bool {
 /// one that is no number is always news.
 pub(crate) fn revision(version: Option<&str>) -> Option<u64> {
     version.and_then(|version| version.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use axum::Router;
+    use axum::http::StatusCode;
+    use axum::response::IntoResponse;
+    use serde_json::json;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_list_that_expires_begins_anew_and_has_the_revision_of_the_new_one() {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&asked);
+        let serve = move || async move {
+            let page = |name: &str, revision: &str, token: &str| {
+                let spec =
+                    json!({"driver": "d", "pool": {"name": "p", "generation": 1, "resourceSliceCount": 1}});
+                axum::Json(json!({
+                    "metadata": {"resourceVersion": revision, "continue": token},
+                    "items": [{"metadata": {"name": name}, "spec": spec}],
+                }))
+                .into_response()
+            };
+            match counter.fetch_add(1, Ordering::Relaxed) {
+                0 => page("old", "7", "more"),
+                1 => {
+                    (StatusCode::GONE, axum::Json(json!({"status": "Failure", "code": 410}))).into_response()
+                }
+                2 => page("b", "9", "more"),
+                _ => page("a", "9", ""),
+            }
+        };
+        let client = kube::Client::new(Router::new().fallback(serve), "default");
+        let identity = Identity { node: "node-1".to_owned(), driver: "d".parse().expect("a driver name") };
+        let requests = Requests::new(client, &identity, Duration::from_mins(1));
+        let live = requests.list().await.expect("a list");
+        let names: Vec<_> = live.slices.iter().filter_map(|slice| slice.metadata.name.as_deref()).collect();
+        assert_eq!((names, live.revision, asked.load(Ordering::Relaxed)), (vec!["a", "b"], 9, 4));
+    }
 }

@@ -1,5 +1,7 @@
 //! Messages of `kerf status --cluster`.
 
+use std::time::Duration;
+
 use kerf_controller::{ListError, sentence};
 use kerf_dra_driver::message::Message;
 use kerf_dra_driver::messages;
@@ -20,7 +22,7 @@ pub(super) fn reading() -> Vec<Message> {
         ListError::Refused { .. } => refused(403, "resourceslices.resource.k8s.io is forbidden: User \"jane\" cannot list resource \"resourceslices\""),
             "ResourceSlices and ResourceClaims of all namespaces are read, and for the scheduler's reasons Pods and Events of the namespaces of claims that wait.",
             "Bind a ClusterRole with `list` on these to the user ([which](operating.md#the-whole-cluster)).";
-        ListError::TooSlow { .. } => ListError::TooSlow { what },
+        ListError::TooSlow { .. } => ListError::TooSlow { what, limit: Duration::from_secs(30) },
             "The API server, or the network to it, is overloaded or away.",
             "Try again; see whether `kubectl get nodes` answers.";
         ListError::Expired { .. } => ListError::Expired { what },
