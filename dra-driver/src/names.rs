@@ -132,6 +132,11 @@ impl DriverName {
         }
     }
 
+    /// What the names of its classes end with: `nvidia.com` for `gpu.nvidia.com`.
+    pub fn class_domain(&self) -> &str {
+        self.0.strip_prefix("gpu.").unwrap_or(&self.0)
+    }
+
     /// Whether a file has the name of a registration socket of this driver.
     pub fn is_registration_socket(&self, name: &str) -> bool {
         name.strip_prefix(&self.0).is_some_and(|rest| rest.starts_with('@') && rest.ends_with("reg.sock"))
@@ -169,6 +174,11 @@ impl fmt::Display for DriverName {
 /// driver uses the node name.
 pub fn gpu_pool(node: &str) -> String {
     format!("{node}/gpu")
+}
+
+/// Reads [`gpu_pool`] back.
+pub fn node_of_pool(pool: &str) -> &str {
+    pool.strip_suffix("/gpu").unwrap_or(pool)
 }
 
 /// A MIG profile's name as NVML and `nvidia-smi` print it: `1g.10gb`,
@@ -255,6 +265,12 @@ impl DeviceName {
         PciAddress::parse_dashed(&address.join("-")).ok()
     }
 
+    /// Where a partition begins, in memory slices.
+    pub fn start(&self) -> Option<u32> {
+        let (partition, start) = self.0.rsplit_once('-')?;
+        start.parse().ok().filter(|_| partition.contains("-mig-"))
+    }
+
     /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
@@ -339,6 +355,17 @@ mod tests {
         assert_eq!(DeviceName::whole(gpu).gpu(), Some(gpu));
         assert_eq!(DeviceName::partition(gpu, &profile, 4).gpu(), Some(gpu));
         assert_eq!(DeviceName::parse("gpu-x").expect("a label").gpu(), None);
+        assert_eq!(DeviceName::partition(gpu, &profile, 4).start(), Some(4));
+        assert_eq!(DeviceName::whole(gpu).start(), None);
+    }
+
+    #[test]
+    fn a_pool_gives_its_node_back_and_a_driver_name_the_domain_of_its_classes() {
+        assert_eq!(node_of_pool(&gpu_pool("node-1.example.com")), "node-1.example.com");
+        let domain =
+            |name: &str| name.parse::<DriverName>().expect("a driver name").class_domain().to_owned();
+        assert_eq!(domain("gpu.nvidia.com"), "nvidia.com");
+        assert_eq!(domain("cards.example.com"), "cards.example.com");
     }
 
     #[test]
