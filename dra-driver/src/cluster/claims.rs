@@ -148,7 +148,7 @@ impl SeenClaim {
     }
 
     /// What it holds of a driver, with the pool of each.
-    pub(super) fn holdings(&self, driver: &DriverName) -> impl Iterator<Item = (&str, Holding)> {
+    pub fn holdings(&self, driver: &DriverName) -> impl Iterator<Item = (&str, Holding)> {
         let results = self.status.allocation.iter().flat_map(|allocation| &allocation.devices.results);
         results.filter(move |result| result.driver == driver.as_str()).filter_map(|result| {
             let pods = self.status.reserved_for.iter().filter(|consumer| consumer.resource == "pods");
