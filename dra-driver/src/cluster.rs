@@ -2,29 +2,33 @@
 //! are, and why claims wait for them. It is made from ResourceSlices and
 //! ResourceClaims alone, so it says what the scheduler knows, not what nodes do.
 //!
-//! Selectors are not evaluated: what a request asks for is told by its class's
-//! name.
+//! Selectors and tolerations are not evaluated: what a request asks for is told
+//! by its class's name.
 
 mod claims;
 mod pool;
+mod slices;
+mod supply;
 mod waiting;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use k8s_openapi::jiff::Timestamp;
-use kerf_api::attributes::{Amount, attribute};
-use kerf_api::quantity::Quantity;
 use serde::Serialize;
 
 use crate::claim::ClaimName;
 use crate::inventory::Bytes;
-use crate::names::{DeviceName, DriverName, PciAddress};
+use crate::names::{DeviceName, DriverName, PciAddress, node_of_pool};
 use crate::status;
 
 pub use claims::{PendingPod, PodEvent, SeenClaim};
 use pool::Pool;
+use slices::SeenDevice;
+pub use slices::{SeenSlice, SliceKeeper, SliceObject};
 pub use waiting::{SchedulerEvent, WaitingClaim, WaitingRequest};
+
+/// Why a claim that no pod uses has no devices.
+pub const UNUSED: &str = "no pod that waits names it: it is allocated when a pod needs it";
 
 /// A cluster at one instant. Programs read it as JSON: fields are added, none
 /// changes its meaning.
@@ -39,7 +43,7 @@ pub struct ClusterStatus {
     pub nodes: Vec<NodeDevices>,
     /// The claims that ask for devices and have none yet, oldest first.
     pub waiting: Vec<WaitingClaim>,
-    /// What could not be looked at, a sentence each.
+    /// What is missing here or seems wrong, a sentence each.
     pub notes: Vec<String>,
 }
 
@@ -69,6 +73,8 @@ pub struct GpuDevices {
     /// The board's memory, or that of its largest partition where the whole is
     /// not published; 0 where nobody knows it.
     pub memory: Bytes,
+    /// Whether the whole GPU is published.
+    pub whole_published: bool,
     /// What can be allocated now: the whole GPU, or so many of each profile
     /// beside what is held, if nothing else is.
     pub free: Vec<FreeDevices>,
@@ -111,7 +117,7 @@ impl ClusterStatus {
     pub fn of(
         driver: &DriverName,
         version: &str,
-        slices: &[ResourceSlice],
+        slices: &[SeenSlice],
         claims: &[SeenClaim],
         now: Timestamp,
     ) -> Self {
@@ -123,7 +129,7 @@ impl ClusterStatus {
         }
         let held = |pool: &str| {
             let all = holdings.get(pool).into_iter().flatten();
-            all.filter(|holding| !holding.admin_access).map(|holding| &holding.device).collect()
+            all.filter(|holding| !holding.admin_access).map(|holding| holding.device.clone()).collect()
         };
         let pools = Pool::all(driver, slices, held);
         let mut nodes: Vec<NodeDevices> = pools
@@ -137,14 +143,26 @@ impl ClusterStatus {
             .collect();
         // Of a node that is gone claims may be left.
         nodes.extend(holdings.into_iter().map(|(pool, held)| NodeDevices {
-            node: pool.split('/').next().unwrap_or_default().to_owned(),
+            node: node_of_pool(pool).to_owned(),
             pool: pool.to_owned(),
             complete: false,
             gpus: gpus(None, &held),
         }));
         nodes.sort_by(|one, other| (&one.node, &one.pool).cmp(&(&other.node, &other.pool)));
         let waiting = waiting::waiting(driver, &pools, claims, now);
-        Self { driver: driver.to_string(), version: version.to_owned(), nodes, waiting, notes: Vec::new() }
+        let mut status = Self {
+            driver: driver.to_string(),
+            version: version.to_owned(),
+            nodes,
+            waiting,
+            notes: Vec::new(),
+        };
+        if pools.is_empty() {
+            status.notes.push(format!(
+                "no ResourceSlices of {driver}: is kerf running on a node, and is this the right cluster?"
+            ));
+        }
+        status
     }
 
     /// The claims of pods that have waited for so long though what they ask for
@@ -153,73 +171,74 @@ impl ClusterStatus {
         self.waiting.iter().filter(move |waiting| {
             // Of several requests each may be free, and not all together.
             let is_free = matches!(waiting.requests.as_slice(), [request] if request.enough_free);
-            is_free && waiting.from_template && waiting.waited_seconds >= seconds
+            is_free && waiting.owned_by_pod && waiting.waited_seconds >= seconds
         })
     }
 
-    /// Tells claims that no pod owns which of a namespace's pending pods wait
-    /// for them.
+    /// Tells claims which of a namespace's pending pods name them. Of one that
+    /// none names or owns, what is free is not the reason.
     pub fn name_pods(&mut self, namespace: &str, pods: &[PendingPod]) {
         for waiting in self.waiting.iter_mut().filter(|waiting| waiting.claim.namespace == namespace) {
             let using = pods.iter().filter(|pod| pod.names(&waiting.claim.name));
-            waiting.pods.extend(using.map(|pod| pod.name().to_owned()));
-            waiting.pods.sort();
-            waiting.pods.dedup();
+            let pods = waiting.pods.get_or_insert_default();
+            pods.extend(using.map(|pod| pod.name().to_owned()));
+            pods.sort();
+            pods.dedup();
+            if pods.is_empty() {
+                for request in &mut waiting.requests {
+                    UNUSED.clone_into(&mut request.why);
+                }
+            }
         }
     }
 }
 
 fn gpus<'a>(pool: Option<&Pool<'a>>, held: &[Holding]) -> Vec<GpuDevices> {
-    let mut devices: BTreeMap<PciAddress, Vec<&'a Device>> = BTreeMap::new();
+    let mut devices: BTreeMap<PciAddress, Vec<&'a SeenDevice>> = BTreeMap::new();
     for device in pool.iter().flat_map(|pool| &pool.devices) {
-        if let Some(gpu) = status::gpu_of(device) {
+        if let Some(gpu) = device.name.gpu() {
             devices.entry(gpu).or_default().push(device);
         }
     }
     for gpu in held.iter().filter_map(|holding| holding.device.gpu()) {
         devices.entry(gpu).or_default();
     }
-    devices
-        .into_iter()
-        .map(|(gpu, devices)| {
-            let mut held: Vec<Holding> =
-                held.iter().filter(|holding| holding.device.gpu() == Some(gpu)).cloned().collect();
-            for holding in &mut held {
-                let device = devices.iter().find(|device| device.name == holding.device.as_str());
-                holding.profile = device.and_then(|device| profile(device)).map(str::to_owned);
-            }
-            held.sort_by(|one, other| (&one.device, &one.claim).cmp(&(&other.device, &other.claim)));
-            let kinds: BTreeSet<Option<&str>> = devices.iter().map(|device| profile(device)).collect();
-            let free = pool.into_iter().flat_map(|pool| {
-                kinds.iter().map(|kind| FreeDevices {
-                    profile: kind.map(str::to_owned),
-                    count: pool.free(devices.iter().copied().filter(|device| profile(device) == *kind)),
-                })
-            });
-            let product = devices.iter().find_map(|device| text(device, attribute::PRODUCT_NAME));
-            GpuDevices {
-                name: DeviceName::whole(gpu),
-                product: product.unwrap_or_default().to_owned(),
-                memory: Bytes(devices.iter().filter_map(|device| memory(device)).max().unwrap_or(0)),
-                free: free.filter(|free| free.count > 0).collect(),
-                held,
-                conditions: status::conditions(&devices),
-            }
+    devices.into_iter().map(|(gpu, devices)| describe(gpu, &devices, pool, held)).collect()
+}
+
+fn describe<'a>(
+    gpu: PciAddress,
+    devices: &[&'a SeenDevice],
+    pool: Option<&Pool<'a>>,
+    held: &[Holding],
+) -> GpuDevices {
+    let held = held.iter().filter(|holding| holding.device.gpu() == Some(gpu));
+    let mut held: Vec<Holding> = held.cloned().collect();
+    for holding in &mut held {
+        let device = devices.iter().find(|device| device.name == holding.device);
+        holding.profile = device.and_then(|device| device.profile.as_deref()).map(str::to_owned);
+    }
+    held.sort_by(|one, other| (&one.device, &one.claim).cmp(&(&other.device, &other.claim)));
+    let kinds: BTreeSet<Option<&str>> = devices.iter().map(|device| device.profile.as_deref()).collect();
+    let whole_published = kinds.contains(&None);
+    let free = pool.into_iter().flat_map(|pool| {
+        kinds.iter().map(|kind| {
+            let of_kind = devices.iter().copied().filter(|device| device.profile.as_deref() == *kind);
+            let count = pool.free(&of_kind.collect::<Vec<_>>());
+            FreeDevices { profile: kind.map(str::to_owned), count }
         })
-        .collect()
-}
-
-fn text<'a>(device: &'a Device, key: &str) -> Option<&'a str> {
-    device.attributes.as_ref()?.get(key)?.string.as_deref()
-}
-
-/// The profile of a partition.
-fn profile(device: &Device) -> Option<&str> {
-    text(device, attribute::PROFILE)
-}
-
-fn memory(device: &Device) -> Option<u64> {
-    Quantity::try_from(&device.capacity.as_ref()?.get(Amount::Memory.capacity())?.value).ok()?.units()
+    });
+    let product = devices.iter().find_map(|device| device.product.as_deref());
+    let taints = devices.iter().flat_map(|device| &device.taints);
+    GpuDevices {
+        name: DeviceName::whole(gpu),
+        product: product.unwrap_or_default().to_owned(),
+        memory: Bytes(devices.iter().filter_map(|device| device.memory).max().unwrap_or(0)),
+        whole_published,
+        free: free.filter(|free| free.count > 0).collect(),
+        held,
+        conditions: status::conditions(taints.map(slices::Taint::kind)),
+    }
 }
 
 #[cfg(test)]

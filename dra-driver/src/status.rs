@@ -212,7 +212,9 @@ pub fn gpus(
             .iter()
             .flat_map(|device| device.taints.iter().flatten())
             .any(|found| taint::is_gpu_lost(&settings.driver, found));
-        gpu.conditions = conditions(&of_gpu);
+        let taints = of_gpu.iter().flat_map(|device| device.taints.iter().flatten());
+        gpu.conditions =
+            conditions(taints.map(|taint| (taint.key.as_str(), taint.value.as_deref().unwrap_or_default())));
         let errors = inventory.unreadable.iter().filter(|unreadable| unreadable.pci == Some(gpu.pci));
         gpu.conditions.extend(errors.map(|unreadable| unreadable.error.clone()));
     }
@@ -220,7 +222,7 @@ pub fn gpus(
     gpus
 }
 
-pub(crate) fn gpu_of(device: &Device) -> Option<PciAddress> {
+fn gpu_of(device: &Device) -> Option<PciAddress> {
     DeviceName::parse(&device.name).ok()?.gpu()
 }
 
@@ -320,11 +322,11 @@ fn whole_holders(pci: PciAddress, entries: &[&Entry]) -> Vec<String> {
         .collect()
 }
 
-/// The taints of a GPU's devices, one sentence for each kind.
-pub(crate) fn conditions(devices: &[&Device]) -> Vec<String> {
+/// The taints of a GPU's devices, keys and values, as one sentence for each kind.
+pub(crate) fn conditions<'a>(taints: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<String> {
     let mut kinds: BTreeMap<(&str, &str), usize> = BTreeMap::new();
-    for taint in devices.iter().flat_map(|device| device.taints.iter().flatten()) {
-        *kinds.entry((&taint.key, taint.value.as_deref().unwrap_or_default())).or_default() += 1;
+    for taint in taints {
+        *kinds.entry(taint).or_default() += 1;
     }
     kinds
         .into_iter()

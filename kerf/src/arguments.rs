@@ -161,7 +161,7 @@ pub(crate) struct StatusArguments {
     pub(crate) kubelet: KubeletArguments,
     /// Show all nodes' GPUs and who holds them, and why claims wait, as the API
     /// server has it: the cluster of `KUBECONFIG`, of `~/.kube/config`, or of
-    /// the pod that this runs in.
+    /// the pod that this runs in. No folder of the kubelet is looked at.
     #[arg(long)]
     pub(crate) cluster: bool,
     /// Print the status as JSON.

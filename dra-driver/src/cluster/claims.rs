@@ -5,6 +5,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
+use super::waiting::waits_for;
 use super::{Holding, SchedulerEvent};
 use crate::claim::ClaimName;
 use crate::names::{DeviceName, DriverName};
@@ -21,10 +22,10 @@ pub struct SeenClaim {
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Metadata {
+pub(super) struct Metadata {
     uid: String,
     namespace: String,
-    name: String,
+    pub(super) name: String,
     creation_timestamp: Option<Timestamp>,
     deletion_timestamp: Option<IgnoredAny>,
     owner_references: Vec<Reference>,
@@ -69,6 +70,7 @@ struct Exactly {
     allocation_mode: String,
     count: Option<usize>,
     selectors: Vec<IgnoredAny>,
+    tolerations: Vec<IgnoredAny>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -108,9 +110,16 @@ pub(super) struct AskedFor<'a> {
     pub(super) count: Option<usize>,
     /// Whether selectors or constraints say more than the class.
     pub(super) is_narrowed: bool,
+    /// Whether taints may leave devices to it.
+    pub(super) tolerates: bool,
 }
 
 impl SeenClaim {
+    /// Whether it holds devices of a driver, or waits for some.
+    pub fn concerns(&self, driver: &DriverName) -> bool {
+        self.holdings(driver).next().is_some() || waits_for(self, driver).is_some()
+    }
+
     pub(super) fn name(&self) -> ClaimName {
         ClaimName { namespace: self.metadata.namespace.clone(), name: self.metadata.name.clone() }
     }
@@ -143,6 +152,7 @@ impl SeenClaim {
                 class: &exactly.device_class_name,
                 count: (exactly.allocation_mode != "All").then_some(exactly.count.unwrap_or(1)),
                 is_narrowed: constrained || !exactly.selectors.is_empty(),
+                tolerates: !exactly.tolerations.is_empty(),
             })
         })
     }
@@ -164,7 +174,7 @@ impl SeenClaim {
     }
 }
 
-/// A pod that has no node yet.
+/// A pod that does not run yet, whether it has a node or not.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct PendingPod {
     metadata: Metadata,
@@ -185,6 +195,11 @@ struct PodClaim {
 }
 
 impl PendingPod {
+    /// Whether it names a claim, instead of owning all of its own.
+    pub fn names_some(&self) -> bool {
+        self.spec.resource_claims.iter().any(|named| named.resource_claim_name.is_some())
+    }
+
     pub(super) fn name(&self) -> &str {
         &self.metadata.name
     }

@@ -3,9 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use kerf_api::quantity::Quantity;
 
+use super::slices::{SeenDevice, SeenSlice};
 use crate::names::{DeviceName, DriverName};
 
 /// By counter set and counter.
@@ -18,87 +18,101 @@ pub(super) struct Pool<'a> {
     /// Whether all its slices are there.
     pub(super) complete: bool,
     /// In the order in which the allocator tries them.
-    pub(super) devices: Vec<&'a Device>,
-    held: BTreeSet<String>,
+    pub(super) devices: Vec<&'a SeenDevice>,
+    held: BTreeSet<DeviceName>,
+    /// What there is where nothing is held.
+    all: Left<'a>,
     left: Left<'a>,
 }
 
 impl<'a> Pool<'a> {
     /// The pools of a driver. `held` tells what of one is held.
-    pub(super) fn all<'h>(
+    pub(super) fn all(
         driver: &DriverName,
-        slices: &'a [ResourceSlice],
-        held: impl Fn(&str) -> Vec<&'h DeviceName>,
+        slices: &'a [SeenSlice],
+        held: impl Fn(&str) -> BTreeSet<DeviceName>,
     ) -> Vec<Self> {
-        let mut by_name: BTreeMap<&str, Vec<&ResourceSlice>> = BTreeMap::new();
-        for slice in slices.iter().filter(|slice| slice.spec.driver == driver.as_str()) {
-            by_name.entry(&slice.spec.pool.name).or_default().push(slice);
+        let mut by_name: BTreeMap<&str, Vec<&SeenSlice>> = BTreeMap::new();
+        for slice in slices.iter().filter(|slice| *slice.driver == *driver.as_str()) {
+            by_name.entry(&slice.pool).or_default().push(slice);
         }
-        by_name.into_iter().map(|(name, slices)| Self::of(name, slices, &held(name))).collect()
+        by_name.into_iter().map(|(name, slices)| Self::of(name, slices, held(name))).collect()
     }
 
-    fn of(name: &'a str, mut slices: Vec<&'a ResourceSlice>, held: &[&DeviceName]) -> Self {
-        let newest = slices.iter().map(|slice| slice.spec.pool.generation).max();
-        slices.retain(|slice| Some(slice.spec.pool.generation) == newest);
-        slices.sort_by_key(|slice| slice.metadata.name.as_deref());
-        let count = slices.first().map_or(0, |slice| slice.spec.pool.resource_slice_count);
+    fn of(name: &'a str, mut slices: Vec<&'a SeenSlice>, held: BTreeSet<DeviceName>) -> Self {
+        let newest = slices.iter().map(|slice| slice.generation).max();
+        slices.retain(|slice| Some(slice.generation) == newest);
+        slices.sort_by_key(|slice| &slice.name);
+        let count = slices.first().map_or(0, |slice| slice.count);
+        let sets = slices.iter().flat_map(|slice| &slice.counters);
+        let all: Left<'a> = sets
+            .flat_map(|(set, amounts)| {
+                amounts.iter().map(|(counter, amount)| ((&**set, &**counter), *amount))
+            })
+            .collect();
         let mut pool = Self {
-            node: slices.iter().find_map(|slice| slice.spec.node_name.as_deref()).unwrap_or(name),
+            node: slices.iter().find_map(|slice| slice.node.as_deref()).unwrap_or(name),
             name,
             complete: usize::try_from(count).is_ok_and(|count| count == slices.len()),
-            devices: slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten()).collect(),
-            held: held.iter().map(ToString::to_string).collect(),
-            left: BTreeMap::new(),
+            devices: slices.iter().flat_map(|slice| &slice.devices).collect(),
+            held,
+            left: all.clone(),
+            all,
         };
-        for set in slices.iter().flat_map(|slice| slice.spec.shared_counters.iter().flatten()) {
-            pool.left.extend(set.counters.iter().filter_map(|(counter, amount)| {
-                Some(((set.name.as_str(), counter.as_str()), Quantity::try_from(&amount.value).ok()?))
-            }));
-        }
         for device in pool.devices.iter().filter(|device| pool.held.contains(&device.name)) {
-            take(&mut pool.left, device);
+            for (key, cost) in costs(device) {
+                pool.left.entry(key).and_modify(|left| *left = less(*left, cost));
+            }
         }
         pool
     }
 
     /// How many of these devices can be allocated together, if nothing else is.
-    pub(super) fn free(&self, devices: impl Iterator<Item = &'a Device>) -> usize {
+    pub(super) fn free(&self, devices: &[&'a SeenDevice]) -> usize {
         if !self.complete {
             return 0;
         }
-        let mut left = self.left.clone();
-        let mut count = 0;
-        for device in devices.filter(|device| !self.held.contains(&device.name) && !is_tainted(device)) {
-            if fits(&left, device) {
-                take(&mut left, device);
-                count += 1;
+        let devices = devices.iter().copied();
+        together(
+            &self.left,
+            devices.filter(|device| !self.held.contains(&device.name) && !device.is_tainted()),
+        )
+    }
+
+    /// How many of these devices could be allocated together if nothing was held
+    /// or tainted; at most so many where slices are missing.
+    pub(super) fn room(&self, devices: &[&'a SeenDevice]) -> usize {
+        if self.complete { together(&self.all, devices.iter().copied()) } else { devices.len() }
+    }
+}
+
+fn together<'a>(left: &Left<'a>, devices: impl Iterator<Item = &'a SeenDevice>) -> usize {
+    // A GPU's devices take of few of the node's counters.
+    let mut changed: Left<'a> = BTreeMap::new();
+    let mut count = 0;
+    for device in devices {
+        let fits = costs(device).all(|(key, cost)| {
+            changed.get(&key).or_else(|| left.get(&key)).is_some_and(|left| *left >= cost)
+        });
+        if fits {
+            for (key, cost) in costs(device) {
+                let left =
+                    changed.entry(key).or_insert_with(|| left.get(&key).copied().unwrap_or(Quantity::ZERO));
+                *left = less(*left, cost);
             }
-        }
-        count
-    }
-}
-
-/// Whether no new claim gets it.
-pub(super) fn is_tainted(device: &Device) -> bool {
-    device.taints.iter().flatten().any(|taint| taint.effect != "None")
-}
-
-fn costs(device: &Device) -> impl Iterator<Item = ((&str, &str), Quantity)> {
-    device.consumes_counters.iter().flatten().flat_map(|set| {
-        set.counters.iter().filter_map(|(counter, amount)| {
-            Some(((set.counter_set.as_str(), counter.as_str()), Quantity::try_from(&amount.value).ok()?))
-        })
-    })
-}
-
-fn fits(left: &Left<'_>, device: &Device) -> bool {
-    costs(device).all(|(key, cost)| left.get(&key).is_some_and(|left| *left >= cost))
-}
-
-fn take<'a>(left: &mut Left<'a>, device: &'a Device) {
-    for (key, cost) in costs(device) {
-        if let Some(left) = left.get_mut(&key) {
-            *left = left.checked_sub(cost).unwrap_or(Quantity::ZERO);
+            count += 1;
         }
     }
+    count
+}
+
+fn less(left: Quantity, cost: Quantity) -> Quantity {
+    left.checked_sub(cost).unwrap_or(Quantity::ZERO)
+}
+
+fn costs(device: &SeenDevice) -> impl Iterator<Item = ((&str, &str), Quantity)> {
+    device
+        .costs
+        .iter()
+        .flat_map(|(set, amounts)| amounts.iter().map(|(counter, cost)| ((&**set, &**counter), *cost)))
 }

@@ -1,6 +1,7 @@
 //! What is said of a cluster of one or two nodes.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use serde_json::{Value, json};
@@ -68,13 +69,23 @@ fn holding(name: &str, devices: &[&str]) -> SeenClaim {
 
 /// A claim that waits for so many devices of a class.
 fn waiting(class: &str, count: usize) -> SeenClaim {
-    let exactly = json!({"deviceClassName": class, "allocationMode": "ExactCount", "count": count});
+    asking(&json!({"deviceClassName": class, "allocationMode": "ExactCount", "count": count}))
+}
+
+/// A claim that waits with one request.
+fn asking(exactly: &Value) -> SeenClaim {
     claim("waits", &json!({"devices": {"requests": [{"name": "r", "exactly": exactly}]}}), &json!({}))
 }
 
 fn status(slices: &[ResourceSlice], claims: &[SeenClaim]) -> ClusterStatus {
     let now = "2026-11-30T10:02:03Z".parse().expect("a time");
-    ClusterStatus::of(&settings().driver, "0.1.0", slices, claims, now)
+    let mut keeper = SliceKeeper::default();
+    let slices: Vec<SeenSlice> = slices
+        .iter()
+        .map(|slice| serde_json::to_value(slice).and_then(serde_json::from_value).expect("a slice"))
+        .map(|slice| keeper.keep(slice))
+        .collect();
+    ClusterStatus::of(&settings().driver, "0.1.0", &slices, claims, now)
 }
 
 /// Why the one claim that waits does so.
@@ -154,6 +165,7 @@ fn a_claim_waits_for_what_nobody_publishes() {
     let slices = node("node-1", &h100(), &Conditions::default());
     let why = why(&slices, &[waiting("mig-1g.5gb.nvidia.com", 1)]);
     assert!(why.starts_with("no node publishes such a device"), "{why}");
+    assert!(why.ends_with("no such class (`kubectl get deviceclass mig-1g.5gb.nvidia.com`)"), "{why}");
 }
 
 #[test]
@@ -176,7 +188,18 @@ fn a_claim_waits_for_more_than_one_node_has() {
     ));
     assert_eq!(
         why(&slices, &[waiting("gpu.nvidia.com", 3)]),
-        "3 are needed on one node, and node-2 has most that are free: 2"
+        "no node has 3 such devices: node-2 has most, 2"
+    );
+    assert_eq!(
+        why(&slices, &[holding("train", &[WHOLE]), waiting("gpu.nvidia.com", 3)]),
+        "no node has 3 such devices: node-2 has most, 2"
+    );
+    let held = json!({"allocation": {"devices": {"results": [
+        {"request": "r", "driver": "gpu.nvidia.com", "pool": "node-2/gpu", "device": WHOLE},
+    ]}}});
+    assert_eq!(
+        why(&slices, &[claim("train", &json!({}), &held), waiting("gpu.nvidia.com", 2)]),
+        "2 are needed on one node, and node-1 has most that are free: 1"
     );
     let why = why(&slices, &[waiting("gpu.nvidia.com", 2)]);
     assert!(why.starts_with("2 could be allocated on node-2"), "{why}");
@@ -206,7 +229,78 @@ fn a_claim_waits_for_what_is_tainted_and_the_taint_is_named() {
 fn a_profile_with_a_plus_is_told_by_its_class() {
     let slices = node("node-1", &h100(), &Conditions::default());
     let why = why(&slices, &[waiting("mig-1g.10gb.me.nvidia.com", 2)]);
-    assert_eq!(why, "2 are needed on one node, and node-1 has most that are free: 1");
+    assert_eq!(why, "no node has 2 such devices that fit beside each other: node-1 has most, 1");
+}
+
+#[test]
+fn all_partitions_of_a_node_can_be_had_by_no_claim() {
+    let slices = node("node-1", &h100(), &Conditions::default());
+    let all = |class: &str| asking(&json!({"deviceClassName": class, "allocationMode": "All"}));
+    let reason = why(&slices, &[all("mig-1g.10gb.nvidia.com")]);
+    assert!(reason.starts_with("7 could be allocated on node-1"), "{reason}");
+    let reason = why(&slices, &[all("mig.nvidia.com")]);
+    assert!(reason.starts_with("all of a node are asked for, and on no node do they fit"), "{reason}");
+    let reason = why(&slices, &[holding("train", &[WHOLE]), all("gpu.nvidia.com")]);
+    assert_eq!(reason, "all of a node are needed, and on each some of the 1 are held or have a taint");
+}
+
+#[test]
+fn a_claim_that_tolerates_taints_is_not_told_that_they_are_the_reason() {
+    let stuck = Conditions {
+        mode_stuck: [(fixtures::pci("0000:17:00.0"), MigMode::Disabled)].into(),
+        ..Conditions::default()
+    };
+    let tolerating = json!({"deviceClassName": "gpu.nvidia.com", "tolerations": [{"operator": "Exists"}]});
+    let reason = why(&node("node-1", &h100(), &stuck), &[asking(&tolerating)]);
+    assert!(reason.ends_with("; whether it tolerates the taints is not evaluated"), "{reason}");
+    let reason = why(&node("node-1", &h100(), &Conditions::default()), &[asking(&tolerating)]);
+    assert!(reason.starts_with("1 could be allocated on node-1: another request"), "{reason}");
+}
+
+#[test]
+fn a_cluster_without_the_driver_is_told_so() {
+    let note =
+        "no ResourceSlices of gpu.nvidia.com: is kerf running on a node, and is this the right cluster?";
+    assert_eq!(status(&[], &[]).notes, [note]);
+    assert_eq!(status(&node("node-1", &h100(), &Conditions::default()), &[]).notes, Vec::<String>::new());
+}
+
+#[test]
+fn only_claims_that_hold_or_wait_for_devices_of_the_driver_concern_it() {
+    let driver = settings().driver;
+    assert!(holding("train", &[WHOLE]).concerns(&driver));
+    assert!(waiting("mig-1g.10gb.nvidia.com", 1).concerns(&driver));
+    assert!(!waiting("fpga.example.com", 1).concerns(&driver));
+    let of_another = json!({"allocation": {"devices": {"results": [
+        {"request": "r", "driver": "fpga.example.com", "pool": "p", "device": "d"},
+    ]}}});
+    let asks =
+        json!({"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu.nvidia.com"}}]}});
+    assert!(!claim("held", &asks, &of_another).concerns(&driver));
+}
+
+#[test]
+fn equal_gpus_of_many_nodes_share_what_is_kept_of_them() {
+    let mut keeper = SliceKeeper::default();
+    let mut keep = |name: &str| -> Vec<SeenSlice> {
+        node(name, &h100(), &Conditions::default())
+            .iter()
+            .map(|slice| serde_json::to_value(slice).and_then(serde_json::from_value).expect("a slice"))
+            .map(|slice| keeper.keep(slice))
+            .collect()
+    };
+    let (one, other) = (keep("node-1"), keep("node-2"));
+    let devices =
+        |slices: &[SeenSlice]| slices.iter().flat_map(|slice| slice.devices.clone()).collect::<Vec<_>>();
+    let mut partitions = 0;
+    for (one, other) in devices(&one).iter().zip(&devices(&other)) {
+        assert_eq!(one.name, other.name);
+        for ((set, amounts), (other_set, others)) in one.costs.iter().zip(&other.costs) {
+            assert!(Arc::ptr_eq(set, other_set) && Arc::ptr_eq(amounts, others), "{}", one.name);
+            partitions += 1;
+        }
+    }
+    assert!(partitions > 20, "{partitions}");
 }
 
 #[test]
@@ -238,7 +332,21 @@ fn pods_that_name_a_claim_are_found_among_those_that_wait() {
     };
     status.name_pods("other", &[pod("elsewhere", "waits")]);
     status.name_pods("team", &[pod("user", "waits"), pod("stranger", "another")]);
-    assert_eq!(status.waiting[0].pods, ["user"]);
+    assert_eq!(status.waiting[0].pods, Some(vec!["user".to_owned()]));
+}
+
+#[test]
+fn of_a_claim_that_no_pod_uses_only_that_is_told() {
+    let slices = node("node-1", &h100(), &Conditions::default());
+    let mut status = status(&slices, &[waiting("gpu.nvidia.com", 1)]);
+    let why = |status: &ClusterStatus| status.waiting[0].requests[0].why.clone();
+    status.name_pods("other", &[]);
+    assert_eq!(status.waiting[0].pods, None, "the pods of its namespace are not known");
+    assert!(why(&status).starts_with("1 could be allocated"));
+    status.name_pods("team", &[]);
+    assert_eq!(status.waiting[0].pods, Some(Vec::new()));
+    assert_eq!(why(&status), "no pod that waits names it: it is allocated when a pod needs it");
+    assert_eq!(status.waiting_beside_free(0).count(), 0);
 }
 
 #[test]
@@ -264,11 +372,14 @@ fn the_schedulers_last_sentence_counts_in_whichever_field_its_time_stands() {
 #[test]
 fn a_config_nested_too_deeply_hides_no_claim() {
     let nested = "{\"a\":".repeat(1_000) + "0" + &"}".repeat(1_000);
+    let config = format!("[{{\"opaque\":{{\"parameters\":{nested}}}}}]");
+    let result = format!("{{\"driver\":\"gpu.nvidia.com\",\"pool\":\"p\",\"device\":\"{WHOLE}\"}}");
     let text = format!(
-        "{{\"metadata\":{{\"name\":\"c\",\"managedFields\":{nested}}},\"spec\":{{\"devices\":{{\"config\":[{{\"opaque\":\
-         {{\"parameters\":{nested}}}}}]}}}}}}"
+        "{{\"metadata\":{{\"name\":\"c\",\"managedFields\":{nested}}},\"spec\":{{\"devices\":{{\"config\":{config}}}}},\
+         \"status\":{{\"allocation\":{{\"devices\":{{\"config\":{config},\"results\":[{result}]}}}}}}}}"
     );
-    assert_eq!(serde_json::from_str::<SeenClaim>(&text).expect("a claim").name().name, "c");
+    let claim: SeenClaim = serde_json::from_str(&text).expect("a claim");
+    assert_eq!((claim.name().name.as_str(), claim.holdings(&settings().driver).count()), ("c", 1));
 }
 
 #[test]

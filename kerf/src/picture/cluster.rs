@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use kerf_dra_driver::cluster::{
-    ClusterStatus, GpuDevices, Holding, NodeDevices, WaitingClaim, WaitingRequest,
+    ClusterStatus, GpuDevices, Holding, NodeDevices, UNUSED, WaitingClaim, WaitingRequest,
 };
 
 use super::{gibibytes, line};
@@ -54,14 +54,16 @@ fn draw_node(out: &mut String, node: &NodeDevices) {
 
 fn draw_gpu(out: &mut String, gpu: &GpuDevices) {
     let product = if gpu.product.is_empty() { "not published" } else { &gpu.product };
-    let memory = if gpu.memory.0 == 0 { String::new() } else { format!("   {}", gibibytes(gpu.memory.0)) };
+    // Of what is only cut up, the largest part is known.
+    let least = if gpu.whole_published { "" } else { "≥ " };
+    let memory =
+        if gpu.memory.0 == 0 { String::new() } else { format!("   {least}{}", gibibytes(gpu.memory.0)) };
     line(out, format_args!("  {}   {product}{memory}   {}", gpu.name, free(gpu)));
     for Holding { device, profile, claim, pods, admin_access } in &gpu.held {
-        let place = device.as_str().rsplit('-').next().unwrap_or_default();
-        let what = match profile {
-            Some(profile) => format!("{profile} at {place}"),
-            None if *device == gpu.name => "whole GPU".to_owned(),
-            None => device.to_string(),
+        let what = match (profile, device.start()) {
+            (Some(profile), Some(start)) => format!("{profile} at {start}"),
+            _ if *device == gpu.name => "whole GPU".to_owned(),
+            _ => device.to_string(),
         };
         let admin = if *admin_access { " (administrative access)" } else { "" };
         let pods = if pods.is_empty() { "reserved for no pod".to_owned() } else { named("pod", pods) };
@@ -86,11 +88,15 @@ fn free(gpu: &GpuDevices) -> String {
 }
 
 fn draw_waiting(out: &mut String, waiting: &WaitingClaim) {
-    let pods = match waiting.pods.as_slice() {
-        [] => "no pod is known to wait for it".to_owned(),
-        pods => named("pod", pods),
+    let pods = match waiting.pods.as_deref() {
+        None => "which pods wait for it is not known".to_owned(),
+        Some([]) => UNUSED.to_owned(),
+        Some(pods) => named("pod", pods),
     };
     line(out, format_args!("  {}   for {}   {pods}", waiting.claim, duration(waiting.waited_seconds)));
+    if pods == UNUSED {
+        return;
+    }
     for WaitingRequest { request, class, count, why, .. } in &waiting.requests {
         let count = match count {
             Some(1) => String::new(),
@@ -146,6 +152,7 @@ mod tests {
             name: DeviceName::parse(device).expect("a name"),
             product: "NVIDIA H100 80GB HBM3".to_owned(),
             memory: Bytes::from_mib(81_559),
+            whole_published: true,
             free,
             held,
             conditions: Vec::new(),
@@ -198,8 +205,8 @@ mod tests {
                 uid: "u".to_owned(),
                 since: "2026-11-30T10:00:00Z".to_owned(),
                 waited_seconds: 150,
-                from_template: true,
-                pods: vec!["big-0".to_owned()],
+                owned_by_pod: true,
+                pods: Some(vec!["big-0".to_owned()]),
                 requests: vec![WaitingRequest {
                     request: "gpu".to_owned(),
                     class: "gpu.nvidia.com".to_owned(),
@@ -245,21 +252,47 @@ claims that wait
     }
 
     #[test]
-    fn a_claim_that_no_pod_names_is_told_so() {
+    fn of_a_gpu_that_is_only_cut_up_the_memory_is_a_lower_bound() {
         let mut out = String::new();
-        draw_waiting(
-            &mut out,
-            &WaitingClaim {
-                claim: name("idle"),
-                uid: "u".to_owned(),
-                since: String::new(),
-                waited_seconds: 90_000,
-                from_template: false,
-                pods: Vec::new(),
-                requests: Vec::new(),
-                scheduler: None,
-            },
+        let part = gpu("gpu-0000-17-00-0", vec![small(1)], Vec::new());
+        draw_gpu(&mut out, &GpuDevices { whole_published: false, memory: Bytes::from_mib(40_192), ..part });
+        assert_eq!(out, "  gpu-0000-17-00-0   NVIDIA H100 80GB HBM3   ≥ 39.2 GiB   free: 1 × 1g.10gb\n");
+    }
+
+    #[test]
+    fn of_a_claim_that_no_pod_names_only_that_is_told() {
+        let waiting = |pods| WaitingClaim {
+            claim: name("idle"),
+            uid: "u".to_owned(),
+            since: String::new(),
+            waited_seconds: 90_000,
+            owned_by_pod: false,
+            pods,
+            requests: vec![WaitingRequest {
+                request: "gpu".to_owned(),
+                class: "gpu.nvidia.com".to_owned(),
+                count: Some(1),
+                published: Some(1),
+                tainted: Some(0),
+                free_on_one_node: Some(0),
+                enough_free: false,
+                why: "none of 1 is free".to_owned(),
+            }],
+            scheduler: None,
+        };
+        let draw = |pods| {
+            let mut out = String::new();
+            draw_waiting(&mut out, &waiting(pods));
+            out
+        };
+        assert_eq!(
+            draw(Some(Vec::new())),
+            "  team/idle   for 25 h   no pod that waits names it: it is allocated when a pod needs it\n"
         );
-        assert_eq!(out, "  team/idle   for 25 h   no pod is known to wait for it\n");
+        assert_eq!(
+            draw(None),
+            "  team/idle   for 25 h   which pods wait for it is not known\n    gpu (gpu.nvidia.com): none of 1 is \
+             free\n"
+        );
     }
 }

@@ -1,5 +1,6 @@
 //! Messages of `kerf status --cluster`.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use kerf_controller::{ListError, sentence};
@@ -16,12 +17,12 @@ fn refused(code: u16, message: &str) -> ListError {
 }
 
 pub(super) fn reading() -> Vec<Message> {
-    let said = |error: &ListError| explained(error).to_string();
+    let said = |error: &ListError| explained(error, &BTreeSet::new()).to_string();
     let what = "ResourceSlices";
     let mut all = messages!(said, ListError, [],
         ListError::Refused { .. } => refused(403, "resourceslices.resource.k8s.io is forbidden: User \"jane\" cannot list resource \"resourceslices\""),
-            "ResourceSlices and ResourceClaims of all namespaces are read, and for the scheduler's reasons Pods and Events of the namespaces of claims that wait.",
-            "Bind a ClusterRole with `list` on these to the user ([which](operating.md#the-whole-cluster)).";
+            "ResourceSlices and the ResourceClaims of all namespaces are read; Pods and Events only in the namespaces of claims that wait, and without them the picture says that it lacks them.",
+            "Bind a ClusterRole with `list` on the first two to the user ([which](operating.md#the-whole-cluster)).";
         ListError::TooSlow { .. } => ListError::TooSlow { what, limit: Duration::from_secs(30) },
             "The API server, or the network to it, is overloaded or away.",
             "Try again; see whether `kubectl get nodes` answers.";
@@ -76,7 +77,7 @@ pub(super) fn reading() -> Vec<Message> {
             text,
             [
                 "The user may list slices and claims, but not this; the rest of the picture is whole.",
-                "Give the user the verb `list` on what is named; `kubectl describe pod` tells the scheduler's reason too.",
+                "Give the user the verb `list` on what is named, in the namespaces that are named; `kubectl describe pod` tells the scheduler's reason too.",
             ],
         ));
     }
