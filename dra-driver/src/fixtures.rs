@@ -10,6 +10,8 @@
     reason = "names and addresses that tests write down themselves"
 )]
 
+pub mod allocator;
+
 use std::collections::BTreeSet;
 
 use crate::inventory::{

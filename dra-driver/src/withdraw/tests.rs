@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use k8s_openapi::api::resource::v1::{Counter, Device, ResourceSliceSpec};
-use kerf_api::quantity::Quantity;
+use k8s_openapi::api::resource::v1::{Device, ResourceSliceSpec};
 use proptest::prelude::*;
 
 use super::*;
+use crate::fixtures::allocator::{devices, offers};
 use crate::fixtures::{Model, gpu, instance, inventory, mig_on, names, settings};
 use crate::inventory::{Gpu, GpuInstance, Placement};
 use crate::layout::layout;
@@ -99,38 +99,6 @@ fn overlap(one: (PciAddress, Option<Placement>), other: (PciAddress, Option<Plac
         }
 }
 
-fn amount(counter: &Counter) -> i128 {
-    Quantity::try_from(&counter.value).expect("a quantity").nanos()
-}
-
-/// What is left of each counter as the allocator counts it: only devices that
-/// are published consume.
-fn left(slices: &[ResourceSliceSpec], claims: &[Claim]) -> BTreeMap<(String, String), i128> {
-    let mut left = BTreeMap::new();
-    for set in slices.iter().flat_map(|slice| slice.shared_counters.iter().flatten()) {
-        for (name, counter) in &set.counters {
-            left.insert((set.name.clone(), name.clone()), amount(counter));
-        }
-    }
-    let taken = devices(slices).filter(|device| claims.iter().any(|claim| claim.device.name == device.name));
-    for (counter, cost) in taken.flat_map(costs) {
-        *left.get_mut(&counter).expect("a pool with a missing counter is invalid") -= cost;
-    }
-    left
-}
-
-fn devices(slices: &[ResourceSliceSpec]) -> impl Iterator<Item = &Device> {
-    slices.iter().flat_map(|slice| slice.devices.iter().flatten())
-}
-
-fn costs(device: &Device) -> Vec<((String, String), i128)> {
-    let sets = device.consumes_counters.iter().flatten();
-    sets.flat_map(|set| {
-        set.counters.iter().map(|(name, counter)| ((set.counter_set.clone(), name.clone()), amount(counter)))
-    })
-    .collect()
-}
-
 impl World {
     fn new() -> Self {
         let gpus = vec![
@@ -220,12 +188,8 @@ impl World {
 
     fn allocate(&mut self, pick: usize, behind: usize) {
         let view = &self.stored[self.stored.len().saturating_sub(1 + behind)].1;
-        let left = left(view, &self.claims);
-        let free: Vec<&Device> = devices(view)
-            .filter(|device| device.taints.is_none())
-            .filter(|device| self.claims.iter().all(|claim| claim.device.name != device.name))
-            .filter(|device| costs(device).iter().all(|(counter, cost)| left[counter] >= *cost))
-            .collect();
+        let allocated = self.claims.iter().map(|claim| claim.device.name.as_str()).collect();
+        let free = offers(view, &allocated);
         let Some(device) = (!free.is_empty()).then(|| free[pick % free.len()].clone()) else { return };
         let claim =
             Claim { fixed: device.consumes_counters.is_none(), device, prepared: false, cost_known: true };
