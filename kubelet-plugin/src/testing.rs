@@ -1,9 +1,8 @@
 //! Stand-ins for tests: a machine with GPUs in memory, claims in memory, a
 //! disk and hardware that die at a chosen call.
-//!
-//! Death is modelled by effect: from the fatal call on, nothing that the
-//! "process" does reaches disk or hardware any more. What a killed process
-//! would have done next is therefore simply not done.
+
+mod fuse;
+mod pod_resources;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -36,6 +35,9 @@ use crate::disk::{Files, HostFiles};
 use crate::hook_program::HookProgram;
 use crate::plugin::{Plugin, PluginConfig, PluginError};
 use crate::store::StoreError;
+
+pub use fuse::{Fuse, Reach, Strike, Struck};
+pub use pod_resources::pod_resources;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -111,6 +113,9 @@ pub struct Machine {
     /// What somebody else makes in the moment the next call fails: GPU, profile
     /// and start of a GPU instance.
     pub rival: Option<(PciAddress, u32, u32)>,
+    /// Whether GPU instances that are destroyed are said to be gone and are not:
+    /// a fault that tests of leaks must see.
+    pub destroys_nothing: bool,
     /// Every call that changed something, in order.
     pub changes: Vec<String>,
     /// The processes that use each GPU, as NVML lists them.
@@ -131,6 +136,7 @@ impl Machine {
             },
             failures: VecDeque::new(),
             rival: None,
+            destroys_nothing: false,
             changes: Vec::new(),
             holders: vec![Holder { pid: 4711, name: Some("trainer".to_owned()) }],
             events: VecDeque::new(),
@@ -210,49 +216,6 @@ impl Machine {
     }
 }
 
-/// What kills a process at its n-th call that reaches disk or hardware.
-#[derive(Debug, Default)]
-pub struct Fuse {
-    fatal: Option<(usize, bool)>,
-    calls: AtomicUsize,
-    dead: AtomicBool,
-}
-
-impl Fuse {
-    /// Never kills.
-    pub fn none() -> Arc<Self> {
-        Arc::default()
-    }
-
-    /// Kills at call `call` (from 0), before or after it has its effect.
-    pub fn at(call: usize, after: bool) -> Arc<Self> {
-        Arc::new(Self { fatal: Some((call, after)), ..Self::default() })
-    }
-
-    /// Whether it has killed.
-    pub fn is_dead(&self) -> bool {
-        self.dead.load(Ordering::SeqCst)
-    }
-
-    /// Makes a call as the process: it is killed with the fatal one.
-    pub fn run<T, E>(&self, died: impl Fn() -> E, call: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
-        if self.is_dead() {
-            return Err(died());
-        }
-        let number = self.calls.fetch_add(1, Ordering::SeqCst);
-        match self.fatal {
-            Some((fatal, after)) if fatal == number => {
-                self.dead.store(true, Ordering::SeqCst);
-                if after {
-                    let _ = call();
-                }
-                Err(died())
-            }
-            _ => call(),
-        }
-    }
-}
-
 /// A process's way to a [`Machine`].
 #[derive(Debug, Clone)]
 pub struct ModelHardware {
@@ -280,7 +243,15 @@ impl ModelHardware {
     ) -> Result<T, HardwareError> {
         let error = |kind| HardwareError::new(text, kind);
         self.fuse.run(
-            || error(HardwareErrorKind::System),
+            Reach::Hardware,
+            || text.to_owned(),
+            |struck| {
+                error(match struck {
+                    Struck::Killed => HardwareErrorKind::System,
+                    Struck::Failed => HardwareErrorKind::InUse,
+                    Struck::Late => HardwareErrorKind::Timeout,
+                })
+            },
             || {
                 let mut machine = lock(&self.machine);
                 if let Some(at) = machine.failures.iter().position(|(call, _)| *call == name)
@@ -385,13 +356,16 @@ impl Hardware for ModelHardware {
             "destroy_gpu_instance",
             &format!("destroy GPU instance {} of {gpu}", instance.0),
             |machine| {
+                let lies = machine.destroys_nothing;
                 let mig = machine.mig(gpu)?;
                 let at = mig.instances.iter().position(|found| found.id == instance);
                 let at = at.ok_or(HardwareErrorKind::NotFound)?;
                 if mig.instances.get(at).is_some_and(|found| !found.compute_instances.is_empty()) {
                     return Err(HardwareErrorKind::InUse);
                 }
-                mig.instances.remove(at);
+                if !lies {
+                    mig.instances.remove(at);
+                }
                 Ok(())
             },
         )
@@ -447,13 +421,33 @@ impl Hardware for ModelHardware {
     }
 }
 
-/// The machine's files, reached by a process that may be killed.
+/// A file or folder as the names of calls tell it: below which folder.
+pub fn place(path: &Path) -> String {
+    let names: Vec<_> = path.iter().rev().take(2).map(|name| name.to_string_lossy()).collect();
+    names.into_iter().rev().collect::<Vec<_>>().join("/")
+}
+
+/// The machine's files, reached by a process that may be struck.
 #[derive(Debug)]
 pub struct MortalFiles(pub Arc<Fuse>);
 
 impl MortalFiles {
-    fn run<T>(&self, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-        self.0.run(|| io::Error::other("killed"), call)
+    fn run<T>(
+        &self,
+        reach: Reach,
+        (what, path): (&str, &Path),
+        call: impl FnOnce() -> io::Result<T>,
+    ) -> io::Result<T> {
+        self.0.run(reach, || format!("{what} {}", place(path)), |struck| disk_error(reach, struck), call)
+    }
+}
+
+/// What a caller of a disk is told.
+pub fn disk_error(reach: Reach, struck: Struck) -> io::Error {
+    match (struck, reach) {
+        (Struck::Killed | Struck::Late, _) => io::Error::other("killed"),
+        (Struck::Failed, Reach::Space) => io::ErrorKind::StorageFull.into(),
+        (Struck::Failed, _) => io::Error::from_raw_os_error(rustix::io::Errno::IO.raw_os_error()),
     }
 }
 
@@ -467,27 +461,27 @@ impl Files for MortalFiles {
     }
 
     fn create_folder(&self, folder: &Path) -> io::Result<()> {
-        self.run(|| HostFiles.create_folder(folder))
+        self.run(Reach::Space, ("make folder", folder), || HostFiles.create_folder(folder))
     }
 
     fn write(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
-        self.run(|| HostFiles.write(path, content, mode))
+        self.run(Reach::Space, ("write", path), || HostFiles.write(path, content, mode))
     }
 
     fn write_synced(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
-        self.run(|| HostFiles.write_synced(path, content, mode))
+        self.run(Reach::Space, ("write and sync", path), || HostFiles.write_synced(path, content, mode))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.run(|| HostFiles.rename(from, to))
+        self.run(Reach::Names, ("rename to", to), || HostFiles.rename(from, to))
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        self.run(|| HostFiles.remove(path))
+        self.run(Reach::Names, ("remove", path), || HostFiles.remove(path))
     }
 
     fn sync_folder(&self, folder: &Path) -> io::Result<()> {
-        self.run(|| HostFiles.sync_folder(folder))
+        self.run(Reach::Sync, ("sync folder", folder), || HostFiles.sync_folder(folder))
     }
 }
 
@@ -499,6 +493,8 @@ pub struct MemoryClaims {
     pub fails: AtomicBool,
     /// The names of claims that cannot be read.
     pub unreadable: Mutex<BTreeSet<String>>,
+    /// How often somebody asked.
+    pub questions: AtomicUsize,
 }
 
 impl MemoryClaims {
@@ -514,6 +510,7 @@ impl MemoryClaims {
     }
 
     fn answer<T>(&self, answer: T) -> Result<T, ClaimSourceError> {
+        self.questions.fetch_add(1, Ordering::SeqCst);
         if self.fails.load(Ordering::SeqCst) {
             Err(ClaimSourceError::new("the API is down"))
         } else {

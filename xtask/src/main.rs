@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 use xtask::cluster::{self, Cluster, FeatureGates, Release};
-use xtask::{bench, classes, codegen, conformance, demo, image, suite};
+use xtask::{bench, chaos, classes, codegen, conformance, demo, image, suite};
 
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", about = "Everything repeatable of this repository")]
@@ -37,6 +37,11 @@ enum Command {
     },
     /// Print what kerf costs: memory, size, start and prepare times.
     Bench,
+    /// Kill kerf, fail its calls and cut its power at every point, and print what was survived.
+    Chaos {
+        /// Only works with all of these in their names, e.g. "a partition: unprepare".
+        words: Vec<String>,
+    },
     /// A stock one-node Kubernetes cluster without Docker.
     #[command(subcommand)]
     Cluster(ClusterCommand),
@@ -109,6 +114,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Test { kubernetes } => suite::run(kubernetes),
         Command::Conformance { name } => conformance::of(&chosen(name)?),
         Command::Bench => bench::run(),
+        Command::Chaos { words } => chaos::run(&words),
         Command::Cluster(ClusterCommand::Up { name, gpus, kubernetes, feature_gates }) => {
             let name = name.name;
             Cluster::up(&cluster::Options { name: name.clone(), gpus, kubernetes, feature_gates })?;

@@ -1,15 +1,12 @@
-//! The plugin on a machine in memory and real files: what the kubelet sees,
-//! and what is left when it is killed.
+//! The plugin on a machine in memory and real files, as the kubelet sees it.
+//! What is left when it is killed is seen in `tests/chaos`.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod crash;
 mod events;
-mod failing;
 mod in_the_way;
 mod instances;
 mod outputs;
-mod power;
 mod prepare;
 mod reconcile;
 mod rivals;
@@ -26,13 +23,6 @@ fn pci(bus: u8) -> PciAddress {
 
 fn whole(bus: u8) -> DeviceName {
     DeviceName::whole(pci(bus))
-}
-
-/// A folder whose syncs cost nothing, where the machine has such: thousands of
-/// nodes are set up in these tests, and what a sync is for is modelled.
-fn in_memory() -> tempfile::TempDir {
-    let memory = std::path::Path::new("/dev/shm");
-    if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap()
 }
 
 /// Two GPUs that partitions are made on, and two that are used whole.

@@ -8,66 +8,24 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kerf_dra_driver::hardware::HardwareErrorKind;
 use kerf_dra_driver::inventory::Inventory;
-use kerf_kubelet_plugin::proto::podresources as wire;
-use kerf_kubelet_plugin::proto::podresources::pod_resources_lister_server::{
-    PodResourcesLister, PodResourcesListerServer,
-};
-use kerf_kubelet_plugin::testing::{Fuse, ModelHardware, Node, claim, partition};
+use kerf_kubelet_plugin::testing::{Fuse, ModelHardware, Node, claim, partition, pod_resources};
 use kerf_kubelet_plugin::{ClaimSource, HostFiles, JournalView, Operation, Plugin};
-use tokio::net::UnixListener;
 use tokio::sync::watch::Sender;
 use tokio::task::JoinHandle;
-use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
-use tonic::{Request, Response, Status};
 
 use super::{node, pci, prepare, unprepare, whole};
 
-/// A kubelet whose pods use these claims, and what happens while it is asked.
-struct Kubelet(Vec<&'static str>, Box<dyn Fn() + Send + Sync>);
-
-#[tonic::async_trait]
-impl PodResourcesLister for Kubelet {
-    async fn list(
-        &self,
-        _: Request<wire::ListPodResourcesRequest>,
-    ) -> Result<Response<wire::ListPodResourcesResponse>, Status> {
-        self.1();
-        let dynamic_resources = self
-            .0
-            .iter()
-            .map(|name| wire::DynamicResource {
-                claim_name: (*name).to_owned(),
-                claim_namespace: "ns".to_owned(),
-                claim_resources: vec![wire::ClaimResource {
-                    driver_name: "gpu.nvidia.com".to_owned(),
-                    ..wire::ClaimResource::default()
-                }],
-            })
-            .collect();
-        let containers = vec![wire::ContainerResources {
-            name: "main".to_owned(),
-            dynamic_resources,
-            ..wire::ContainerResources::default()
-        }];
-        let pod = wire::PodResources { containers, ..wire::PodResources::default() };
-        Ok(Response::new(wire::ListPodResourcesResponse { pod_resources: vec![pod] }))
-    }
-}
-
 /// Serves the socket of a kubelet whose pods use these claims.
-pub(crate) fn kubelet(
+fn kubelet(
     root: &tempfile::TempDir,
     used: Vec<&'static str>,
     meanwhile: impl Fn() + Send + Sync + 'static,
 ) -> JoinHandle<Result<(), tonic::transport::Error>> {
-    let listener = UnixListener::bind(root.path().join("pod-resources.sock")).unwrap();
-    let service = PodResourcesListerServer::new(Kubelet(used, Box::new(meanwhile)));
-    let server = tonic::transport::Server::builder().add_service(service);
-    tokio::spawn(server.serve_with_incoming(UnixListenerStream::new(listener)))
+    pod_resources(&root.path().join("pod-resources.sock"), &used, meanwhile).unwrap()
 }
 
-pub(crate) async fn minutes(minutes: u64) {
+async fn minutes(minutes: u64) {
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(minutes * 60)).await;
     tokio::time::resume();

@@ -10,16 +10,20 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use kerf_kubelet_plugin::testing::Fuse;
+use kerf_kubelet_plugin::testing::{Fuse, Reach, disk_error};
 use kerf_kubelet_plugin::{Files, HostFiles};
 
-/// What a cut left: contents by path below the node's root.
+/// What a cut left: contents by path below the node's root, which they call
+/// [`ROOT`].
 pub(crate) type Left = BTreeMap<PathBuf, Vec<u8>>;
 
 /// Whether a file has not got its name yet.
-pub(crate) fn is_half_written(path: &Path) -> bool {
+fn is_half_written(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'))
 }
+
+/// CDI specs name files of the node, and each node here is in another folder.
+const ROOT: &str = "/root-of-the-node";
 
 /// The folder of CDI specs, which may be in memory.
 const CDI: &str = "cdi";
@@ -29,6 +33,8 @@ pub(crate) struct PowerDisk {
     root: PathBuf,
     ledger: Arc<Mutex<Ledger>>,
     fuse: Arc<Fuse>,
+    /// Whether it says that names are synced and forgets to do so.
+    lies: bool,
 }
 
 /// Files by number, and names of them.
@@ -141,32 +147,61 @@ impl Ledger {
     }
 }
 
+/// A text with another name for a folder.
+fn renamed(bytes: &[u8], from: &str, to: &str) -> Vec<u8> {
+    String::from_utf8_lossy(bytes).replace(from, to).into_bytes()
+}
+
 impl PowerDisk {
     /// The disk of a node, with what it had when the power came back.
     pub(crate) fn new(root: &Path, left: &Left) -> Self {
         let mut ledger = Ledger::default();
         for (path, bytes) in left {
             let file = root.join(path);
+            let bytes = renamed(bytes, ROOT, &root.display().to_string());
             std::fs::create_dir_all(file.parent().unwrap()).unwrap();
-            std::fs::write(file, bytes).unwrap();
-            ledger.write(path.clone(), bytes, true);
+            std::fs::write(file, &bytes).unwrap();
+            ledger.write(path.clone(), &bytes, true);
         }
         ledger.durable = ledger.live.clone();
         ledger.changes.clear();
-        Self { root: root.to_owned(), ledger: Arc::new(Mutex::new(ledger)), fuse: Fuse::none() }
+        let ledger = Arc::new(Mutex::new(ledger));
+        Self { root: root.to_owned(), ledger, fuse: Fuse::none(), lies: false }
     }
 
-    /// The same disk for a process that may be killed.
+    /// The same disk for a process that may be struck.
     pub(crate) fn until(&self, fuse: &Arc<Fuse>) -> Self {
-        Self { root: self.root.clone(), ledger: Arc::clone(&self.ledger), fuse: Arc::clone(fuse) }
+        let (root, ledger) = (self.root.clone(), Arc::clone(&self.ledger));
+        Self { root, ledger, fuse: Arc::clone(fuse), lies: self.lies }
     }
 
-    /// Damages a file.
-    pub(crate) fn damage(&self, path: &str) {
-        std::fs::write(self.root.join(path), "{").unwrap();
+    /// The same disk, on which syncing names has no effect.
+    pub(crate) fn lying(self) -> Self {
+        Self { lies: true, ..self }
+    }
+
+    /// Everything is on the medium: time has passed.
+    pub(crate) fn settle(&self) {
+        let mut ledger = self.ledger();
+        ledger.durable = ledger.live.clone();
+        ledger.changes.clear();
+        ledger.contents.iter_mut().for_each(|content| content.synced = true);
+    }
+
+    /// What is on the medium.
+    pub(crate) fn durable(&self) -> Left {
+        let ledger = self.ledger();
+        let content =
+            |(path, number): (&PathBuf, &usize)| (path.clone(), ledger.contents[*number].bytes.clone());
+        self.anywhere(ledger.durable.iter().map(content).collect())
+    }
+
+    /// Puts another content into a file.
+    pub(crate) fn damage(&self, path: &str, content: &[u8]) {
+        std::fs::write(self.root.join(path), content).unwrap();
         let mut ledger = self.ledger();
         let number = ledger.live[Path::new(path)];
-        ledger.contents[number].bytes = b"{".to_vec();
+        ledger.contents[number].bytes = content.to_vec();
     }
 
     /// Everything that a power cut may leave now. CDI specs may be on the disk
@@ -179,12 +214,28 @@ impl PowerDisk {
             left.retain(|path, _| !is_half_written(path));
             left
         }));
+        let specs: Vec<Left> = specs.into_iter().map(|left| self.anywhere(left)).collect();
         let all = ledger.all_left(false);
         all.iter()
             .flat_map(|state| {
                 specs.iter().map(|specs| state.clone().into_iter().chain(specs.clone()).collect())
             })
             .collect()
+    }
+
+    /// What does not tell where this node is.
+    fn anywhere(&self, left: Left) -> Left {
+        let root = self.root.display().to_string();
+        left.into_iter().map(|(path, bytes)| (path, renamed(&bytes, &root, ROOT))).collect()
+    }
+
+    /// The complete files of claims that a power cut may leave now.
+    pub(crate) fn may_be_left(&self) -> BTreeSet<PathBuf> {
+        let is_of_claim = |path: &PathBuf| {
+            ["plugin/state/claims", "plugin/state/quarantine"].iter().any(|folder| path.starts_with(folder))
+                && !is_half_written(path)
+        };
+        self.ledger().all_left(false).into_iter().flat_map(Left::into_keys).filter(is_of_claim).collect()
     }
 
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
@@ -195,8 +246,20 @@ impl PowerDisk {
         path.strip_prefix(&self.root).unwrap().to_owned()
     }
 
-    fn run<T>(&self, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-        self.fuse.run(|| io::Error::other("killed"), call)
+    fn run<T>(
+        &self,
+        reach: Reach,
+        (what, path): (&str, &Path),
+        call: impl FnOnce() -> io::Result<T>,
+    ) -> io::Result<T> {
+        let name = || format!("{what} {}", self.below(path).display());
+        self.fuse.run(reach, name, |struck| disk_error(reach, struck), call)
+    }
+
+    fn written(&self, path: &Path, content: &[u8], mode: u32, synced: bool) -> io::Result<()> {
+        HostFiles.write(path, content, mode)?;
+        self.ledger().write(self.below(path), content, synced);
+        Ok(())
     }
 
     fn alive(&self) -> io::Result<()> {
@@ -214,27 +277,28 @@ impl Files for PowerDisk {
     }
 
     fn create_folder(&self, folder: &Path) -> io::Result<()> {
-        self.run(|| HostFiles.create_folder(folder))
+        if folder.exists() {
+            return self.alive();
+        }
+        self.run(Reach::Space, ("make folder", folder), || HostFiles.create_folder(folder))
     }
 
     fn write(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
-        self.run(|| {
-            HostFiles.write(path, content, mode)?;
-            self.ledger().write(self.below(path), content, false);
-            Ok(())
-        })
+        self.run(Reach::Space, ("write", path), || self.written(path, content, mode, false))
     }
 
     fn write_synced(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
-        self.run(|| {
-            HostFiles.write(path, content, mode)?;
-            self.ledger().write(self.below(path), content, true);
-            Ok(())
-        })
+        let synced =
+            self.run(Reach::Space, ("write and sync", path), || self.written(path, content, mode, true));
+        if synced.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::StorageFull) {
+            // A part of it is there.
+            self.written(path, &content[..content.len() / 2], mode, false)?;
+        }
+        synced
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.run(|| {
+        self.run(Reach::Names, ("rename to", to), || {
             HostFiles.rename(from, to)?;
             self.ledger().change(Change::Rename(self.below(from), self.below(to)));
             Ok(())
@@ -242,7 +306,7 @@ impl Files for PowerDisk {
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        self.run(|| {
+        self.run(Reach::Names, ("remove", path), || {
             HostFiles.remove(path)?;
             self.ledger().change(Change::Remove(self.below(path)));
             Ok(())
@@ -250,9 +314,11 @@ impl Files for PowerDisk {
     }
 
     fn sync_folder(&self, folder: &Path) -> io::Result<()> {
-        self.run(|| {
+        self.run(Reach::Sync, ("sync folder", folder), || {
             std::fs::metadata(folder)?;
-            self.ledger().sync(self.below(folder));
+            if !self.lies {
+                self.ledger().sync(self.below(folder));
+            }
             Ok(())
         })
     }
