@@ -1,5 +1,9 @@
 //! A sample of the table, the same every time, and that the table can fail.
 
+#![expect(clippy::expect_used, reason = "a test fails by panicking")]
+
+mod page;
+
 use kerf_chaos::{Column, Sabotage, Selection, Table, Work, scenarios, table};
 
 /// All of a work with two partitions on one GPU.
