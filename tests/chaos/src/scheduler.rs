@@ -39,7 +39,7 @@ pub(crate) async fn published(world: &World, process: &Process) -> Result<Vec<Re
     let layout = said.map_err(|_| "the owner ended")?.clone().ok_or("no layout")?;
     cancel.cancel();
     task.await.map_err(|error| error.to_string())?;
-    Ok(layout.slices.iter().map(|slice| ResourceSliceSpec::clone(slice)).collect())
+    layout.slices.iter().map(|slice| slice.unpack().map_err(|error| error.to_string())).collect()
 }
 
 /// A device on the hardware: its GPU, and its memory slices unless it is all of
