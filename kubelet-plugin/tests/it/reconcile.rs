@@ -19,10 +19,10 @@ use super::{node, pci, prepare, unprepare, whole};
 /// Serves the socket of a kubelet whose pods use these claims.
 fn kubelet(
     root: &tempfile::TempDir,
-    used: Vec<&'static str>,
+    used: &[&'static str],
     meanwhile: impl Fn() + Send + Sync + 'static,
 ) -> JoinHandle<Result<(), tonic::transport::Error>> {
-    pod_resources(&root.path().join("pod-resources.sock"), &used, meanwhile).unwrap()
+    pod_resources(&root.path().join("pod-resources.sock"), used, meanwhile).unwrap()
 }
 
 async fn minutes(minutes: u64) {
@@ -115,7 +115,7 @@ async fn a_claim_that_is_gone_for_ten_minutes_is_unprepared_unless_a_pod_may_use
     plugin.reconcile_now().await;
     assert_eq!(entries(&plugin).len(), 3);
 
-    let kubelet = kubelet(&root, vec!["used"], || ());
+    let kubelet = kubelet(&root, &["used"], || ());
     plugin.reconcile_now().await;
     kubelet.abort();
     assert_eq!(entries(&plugin), ["there-uid", "used-uid"]);
@@ -341,7 +341,7 @@ async fn a_claim_that_has_lost_its_allocation_is_unprepared_like_one_that_is_gon
     deallocated.status = None;
     node.claims.put(deallocated);
     node.claims.put(claim("another", &[("r", partition(pci(2), "1g.10gb", 5))]));
-    let kubelet = kubelet(&root, vec![], || ());
+    let kubelet = kubelet(&root, &[], || ());
     plugin.reconcile_now().await;
     assert_eq!(entries(&plugin).len(), 3);
     minutes(11).await;
@@ -380,7 +380,7 @@ async fn a_claim_that_cannot_be_read_holds_up_no_other() {
         node.claims.delete("ns", name);
     }
     node.claims.unreadable.lock().unwrap().insert("a".to_owned());
-    let kubelet = kubelet(&root, vec![], || ());
+    let kubelet = kubelet(&root, &[], || ());
     plugin.reconcile_now().await;
     minutes(11).await;
     plugin.reconcile_now().await;
@@ -400,7 +400,7 @@ async fn a_claim_that_comes_back_while_the_kubelet_is_asked_keeps_what_it_has() 
     plugin.reconcile_now().await;
     minutes(11).await;
     let claims = Arc::clone(&node.claims);
-    let kubelet = kubelet(&root, vec![], move || claims.put(object.clone()));
+    let kubelet = kubelet(&root, &[], move || claims.put(object.clone()));
     plugin.reconcile_now().await;
     kubelet.abort();
     assert_eq!(entries(&plugin), ["c-uid"]);
