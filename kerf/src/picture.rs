@@ -3,7 +3,6 @@
 
 mod cluster;
 
-use std::fmt::Write;
 
 use kerf_dra_driver::inventory::MigMode;
 use kerf_dra_driver::journal::Phase;
