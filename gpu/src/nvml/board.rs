@@ -43,7 +43,11 @@ impl Gpu<'_> {
         })
     }
 
-    fn number(&self, name: &'static str, found: &Result<Number, libloading::Error>) -> Result<u32, Failure> {
+    pub(super) fn number(
+        &self,
+        name: &'static str,
+        found: &Result<Number, libloading::Error>,
+    ) -> Result<u32, Failure> {
         let call = symbol(found, name)?;
         let mut number = 0;
         // SAFETY: `number` is writable; the handle is of this library.

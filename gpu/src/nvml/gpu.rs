@@ -5,9 +5,7 @@ use std::ffi::{c_char, c_uint};
 use kerf_dra_driver::inventory::{Architecture, Bytes};
 use kerf_dra_driver::names::PciAddress;
 use nvml_wrapper::Device;
-use nvml_wrapper::enum_wrappers::device::{Brand, GpuVirtualizationMode};
-use nvml_wrapper::enums::device::DeviceArchitecture;
-use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::enum_wrappers::device::Brand;
 use nvml_wrapper_sys::bindings as sys;
 
 use super::failure::Failure;
@@ -89,23 +87,23 @@ impl<'s> Gpu<'s> {
         })
     }
 
-    /// The chip's generation. A driver that does not say is no reason to lose
-    /// a GPU.
-    pub(crate) fn architecture(&self) -> Architecture {
-        match self.device.architecture() {
-            Ok(DeviceArchitecture::Volta) => Architecture::Volta,
-            Ok(DeviceArchitecture::Turing) => Architecture::Turing,
-            Ok(DeviceArchitecture::Ampere) => Architecture::Ampere,
-            Ok(DeviceArchitecture::Ada) => Architecture::Ada,
-            Ok(DeviceArchitecture::Hopper) => Architecture::Hopper,
-            Ok(DeviceArchitecture::Blackwell) => Architecture::Blackwell,
-            // An error code would arrive in the same variant; those without a
-            // name in the wrapper are 23 to 30 and do not come from this call.
-            Err(NvmlError::UnexpectedVariant(number)) if number > sys::NVML_DEVICE_ARCH_BLACKWELL => {
-                Architecture::Newer(number)
-            }
-            Ok(_) | Err(_) => Architecture::Unknown,
-        }
+    /// The chip's generation. A driver that cannot say is no reason to lose a
+    /// GPU, but one that fails to is: what becomes of the MIG mode hangs on it.
+    pub(crate) fn architecture(&self) -> Result<Architecture, Failure> {
+        // The wrapper's call does not tell an error from a newer chip.
+        let found = self.number("nvmlDeviceGetArchitecture", &self.session.lib().nvmlDeviceGetArchitecture);
+        let Some(number) = supported(found)? else { return Ok(Architecture::Unknown) };
+        Ok(match number {
+            sys::NVML_DEVICE_ARCH_VOLTA => Architecture::Volta,
+            sys::NVML_DEVICE_ARCH_TURING => Architecture::Turing,
+            sys::NVML_DEVICE_ARCH_AMPERE => Architecture::Ampere,
+            sys::NVML_DEVICE_ARCH_ADA => Architecture::Ada,
+            sys::NVML_DEVICE_ARCH_HOPPER => Architecture::Hopper,
+            sys::NVML_DEVICE_ARCH_BLACKWELL => Architecture::Blackwell,
+            sys::NVML_DEVICE_ARCH_UNKNOWN => Architecture::Unknown,
+            newer if newer > sys::NVML_DEVICE_ARCH_BLACKWELL => Architecture::Newer(newer),
+            _ => Architecture::Unknown,
+        })
     }
 
     /// CUDA compute capability as major and minor.
@@ -119,16 +117,16 @@ impl<'s> Gpu<'s> {
 
     /// The board's memory; 0 where it has none of its own (integrated GPUs).
     pub(crate) fn memory(&self) -> Result<Bytes, Failure> {
-        match self.device.memory_info().map_err(Failure::of("nvmlDeviceGetMemoryInfo_v2")) {
-            Ok(memory) => Ok(Bytes(memory.total)),
-            Err(failure) if failure.is_not_supported() => Ok(Bytes(0)),
-            Err(failure) => Err(failure),
-        }
+        let memory = self.device.memory_info().map_err(Failure::of("nvmlDeviceGetMemoryInfo_v2"));
+        Ok(Bytes(supported(memory)?.map_or(0, |memory| memory.total)))
     }
 
-    /// Whether this is a vGPU inside a virtual machine.
-    pub(crate) fn is_vgpu_guest(&self) -> bool {
-        matches!(self.device.virtualization_mode(), Ok(GpuVirtualizationMode::Vgpu))
+    /// Whether this is a vGPU inside a virtual machine. A driver that cannot
+    /// say knows none.
+    pub(crate) fn is_vgpu_guest(&self) -> Result<bool, Failure> {
+        let lib = self.session.lib();
+        let mode = self.number("nvmlDeviceGetVirtualizationMode", &lib.nvmlDeviceGetVirtualizationMode);
+        Ok(supported(mode)? == Some(sys::nvmlGpuVirtualizationMode_NVML_GPU_VIRTUALIZATION_MODE_VGPU))
     }
 
     /// How the GPU reaches the host's pageable memory, where NVML knows.
@@ -163,11 +161,7 @@ impl<'s> Gpu<'s> {
             "nvmlDeviceGetGraphicsRunningProcesses_v3",
             &lib.nvmlDeviceGetGraphicsRunningProcesses_v3,
         );
-        match drawing {
-            Ok(drawing) => pids.extend(drawing),
-            Err(failure) if failure.is_not_supported() => {}
-            Err(failure) => return Err(failure),
-        }
+        pids.extend(supported(drawing)?.into_iter().flatten());
         pids.sort_unstable();
         pids.dedup();
         Ok(pids)
@@ -207,6 +201,15 @@ impl<'s> Gpu<'s> {
                 }
             }
         }
+    }
+}
+
+/// An answer, absent where the GPU or the library cannot give it.
+pub(super) fn supported<T>(answer: Result<T, Failure>) -> Result<Option<T>, Failure> {
+    match answer {
+        Ok(value) => Ok(Some(value)),
+        Err(failure) if failure.is_not_supported() => Ok(None),
+        Err(failure) => Err(failure),
     }
 }
 

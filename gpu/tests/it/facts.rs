@@ -1,7 +1,7 @@
 //! What is read of a board beside what everything needs.
 
 use kerf_dra_driver::hardware::Hardware;
-use kerf_dra_driver::inventory::{BoardFacts, Gpu, MigMode};
+use kerf_dra_driver::inventory::{Architecture, BoardFacts, Gpu, MigMode};
 use kerf_emulator::state::{Action, Fault, State, When};
 
 use crate::machine::{Machine, on_machine};
@@ -13,6 +13,23 @@ fn gpus(machine: &Machine) -> Vec<Gpu> {
     let inventory = machine.hardware().inventory().expect("an inventory");
     assert_eq!(inventory.unreadable, []);
     inventory.gpus
+}
+
+/// From now on a call answers a code, as the only fault.
+fn fail(machine: &Machine, call: &str, code: u32) {
+    let fault = Fault {
+        id: 1,
+        call: call.to_owned(),
+        when: When::Before,
+        action: Action::Return(code),
+        times: None,
+        process: None,
+    };
+    let set = |state: &mut State| {
+        state.faults = vec![fault.clone()];
+        Ok(())
+    };
+    machine.control().change(set).expect("a fault");
 }
 
 #[test]
@@ -80,19 +97,7 @@ fn whatever_these_calls_answer_no_gpu_is_hidden_and_only_that_is_absent() {
             assert_ne!(absent(call), whole.board, "{call}: the board has it");
             // NOT_SUPPORTED, NO_PERMISSION, GPU_IS_LOST, ARGUMENT_VERSION_MISMATCH, UNKNOWN.
             for code in [3, 4, 15, 25, 999] {
-                let fault = Fault {
-                    id: 1,
-                    call: call.to_owned(),
-                    when: When::Before,
-                    action: Action::Return(code),
-                    times: None,
-                    process: None,
-                };
-                let set = |state: &mut State| {
-                    state.faults = vec![fault.clone()];
-                    Ok(())
-                };
-                machine.control().change(set).expect("a fault");
+                fail(machine, call, code);
                 let expected = Gpu { board: absent(call), ..whole.clone() };
                 assert_eq!(gpus(machine), [expected], "{call} answers {code}");
             }
@@ -114,5 +119,28 @@ fn a_vgpu_is_told_from_a_gpu_and_its_mode_cannot_be_changed() {
         let instances = machine.hardware().gpu_instances(guest.pci).expect("instances");
         assert_eq!(instances.len(), 1);
         assert!(machine.hardware().destroy_gpu_instance(guest.pci, instances[0].id).is_err());
+    });
+}
+
+#[test]
+fn a_gpu_that_does_not_say_now_what_hangs_on_its_mode_is_unreadable_and_not_taken_for_another() {
+    on_machine(&["h100-80:vgpu=on,mig=on"], |machine| {
+        let whole = gpus(machine).remove(0);
+        for call in ["nvmlDeviceGetVirtualizationMode", "nvmlDeviceGetArchitecture"] {
+            // NO_PERMISSION, GPU_IS_LOST, INSUFFICIENT_RESOURCES, UNKNOWN.
+            for code in [4, 15, 23, 999] {
+                fail(machine, call, code);
+                let inventory = machine.hardware().inventory().expect("an inventory");
+                assert_eq!(inventory.gpus, [], "{call} answers {code}");
+                let [unreadable] = inventory.unreadable.as_slice() else { panic!("{inventory:?}") };
+                assert_eq!(unreadable.pci, Some(whole.pci));
+                assert!(unreadable.error.contains(&format!("{call} answered ")), "{}", unreadable.error);
+            }
+        }
+        // A driver that does not know the question has no vGPU and no name for the chip.
+        fail(machine, "nvmlDeviceGetVirtualizationMode", 3);
+        assert_eq!(gpus(machine), [Gpu { vgpu_guest: false, ..whole.clone() }]);
+        fail(machine, "nvmlDeviceGetArchitecture", 3);
+        assert_eq!(gpus(machine), [Gpu { architecture: Architecture::Unknown, ..whole }]);
     });
 }
