@@ -93,7 +93,7 @@ pub fn gpu(model: Model, address: &str) -> Gpu {
         numa_node: Some(0),
         pcie_root: Some(format!("pci{:04x}:{:02x}", pci.domain, pci.bus & 0xf0)),
         vgpu_guest: false,
-        board: BoardFacts {
+        facts: BoardFacts {
             serial: Some(format!("13220{:08}", pci.bus)),
             ecc: Some(true),
             nvlinks: match model {

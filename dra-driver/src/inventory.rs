@@ -80,7 +80,7 @@ pub struct Gpu {
     pub vgpu_guest: bool,
     /// What else NVML tells of the board.
     #[serde(default)]
-    pub board: BoardFacts,
+    pub facts: BoardFacts,
     /// Absent where the GPU has no MIG profiles (L4, T4).
     pub mig: Option<Mig>,
 }

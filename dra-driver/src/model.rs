@@ -222,10 +222,10 @@ fn whole_gpu(
     let in_mig_mode = gpu.mig.as_ref().is_some_and(|mig| mig.current == MigMode::Enabled);
     // That they are down in MIG mode says nothing of what a whole GPU has:
     // `published` keeps what was known before.
-    if let Some(up) = gpu.board.nvlinks.filter(|up| *up > 0 || !in_mig_mode) {
+    if let Some(up) = gpu.facts.nvlinks.filter(|up| *up > 0 || !in_mig_mode) {
         attributes.int(attribute::NVLINKS, up);
     }
-    if let Some(clique) = &gpu.board.nvlink_clique {
+    if let Some(clique) = &gpu.facts.nvlink_clique {
         attributes.string(attribute::NVLINK_CLIQUE, clique);
     }
     attributes.string(attribute::TYPE, device_type::GPU);
@@ -304,10 +304,10 @@ fn gpu_attributes(inventory: &Inventory, gpu: &Gpu) -> Attributes {
     if let Some(node) = gpu.numa_node {
         attributes.int(attribute::NUMA_NODE, node);
     }
-    if let Some(serial) = &gpu.board.serial {
+    if let Some(serial) = &gpu.facts.serial {
         attributes.string(attribute::SERIAL, serial);
     }
-    if let Some(on) = gpu.board.ecc {
+    if let Some(on) = gpu.facts.ecc {
         attributes.bool(attribute::ECC_ENABLED, on);
     }
     attributes

@@ -6,7 +6,7 @@ use kerf_dra_driver::names::{PciAddress, ProfileName};
 
 use crate::describe;
 use crate::hardware::NvmlHardware;
-pub use crate::nvml::{Board, ComputeProfile};
+pub use crate::nvml::{BoardNumbers, ComputeProfile};
 use crate::nvml::{Failure, GpuProfile, Session};
 
 /// A GPU's answers.
@@ -19,7 +19,7 @@ pub struct Answers {
     /// The board's memory.
     pub memory: Bytes,
     /// Plain numbers.
-    pub board: Board,
+    pub numbers: BoardNumbers,
     /// What else NVML tells of the board.
     pub facts: BoardFacts,
     /// The memory slices that placements count; 0 without MIG.
@@ -77,7 +77,7 @@ fn ask(session: &Session, index: u32) -> Result<Answers, Failure> {
         name: gpu.name()?,
         compute_capability: gpu.compute_capability()?,
         memory,
-        board: gpu.board()?,
+        numbers: gpu.board_numbers()?,
         facts: gpu.board_facts(),
         memory_slices,
         profiles,

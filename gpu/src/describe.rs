@@ -171,7 +171,7 @@ fn read(session: &Session, roots: &Roots, pci: PciAddress, gpu: &nvml::Gpu<'_>) 
         numa_node: sysfs::numa_node(&roots.sys, pci),
         pcie_root: sysfs::pcie_root(&roots.sys, pci),
         vgpu_guest: gpu.is_vgpu_guest()?,
-        board: gpu.board_facts(),
+        facts: gpu.board_facts(),
         mig: mig(session, pci, gpu, memory)?,
     })
 }
@@ -272,7 +272,7 @@ mod tests {
             numa_node: None,
             pcie_root: None,
             vgpu_guest: false,
-            board: BoardFacts::default(),
+            facts: BoardFacts::default(),
             mig: None,
         }
     }

@@ -27,7 +27,7 @@ mod roots;
 mod sysfs;
 mod watch;
 
-pub use answers::{Answers, Board, ComputeProfile, ProfileAnswers};
+pub use answers::{Answers, BoardNumbers, ComputeProfile, ProfileAnswers};
 pub use examine::{DriverTrouble, NodeTrouble};
 pub use hardware::NvmlHardware;
 pub use nvml::GpuProfile;

@@ -77,7 +77,7 @@ pub fn h100(pci: PciAddress, minor: u32, mode: MigMode) -> Gpu {
         numa_node: None,
         pcie_root: None,
         vgpu_guest: false,
-        board: BoardFacts::default(),
+        facts: BoardFacts::default(),
         mig: Some(Mig {
             current: mode,
             pending: mode,

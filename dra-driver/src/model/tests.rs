@@ -171,7 +171,7 @@ fn a_gpu_says_whether_it_has_mig_and_what_becomes_of_its_mode() {
 #[test]
 fn what_nvml_does_not_tell_of_a_board_is_left_out() {
     let mut silent = gpu(Model::H100, "0000:65:00.0");
-    silent.board = BoardFacts::default();
+    silent.facts = BoardFacts::default();
     let model = model(&silent);
     for device in model.devices.values() {
         for key in ["serial", "eccEnabled", "nvlinks", "nvlinkClique"] {
@@ -251,7 +251,7 @@ fn what_nvml_says_never_makes_a_device_that_the_api_refuses() {
     let mut odd = gpu(Model::H100, "fffffff0:ff:1f.7");
     odd.product = "ü".repeat(40);
     odd.uuid = "x".repeat(65);
-    odd.board.serial = Some("x".repeat(65));
+    odd.facts.serial = Some("x".repeat(65));
     odd.memory = Bytes(0);
     odd.architecture = Architecture::Newer(99);
     let mig = odd.mig.as_mut().expect("MIG");

@@ -45,7 +45,7 @@ fn inventory(architecture: Architecture, mode: Option<MigMode>, instances: Vec<G
             numa_node: None,
             pcie_root: None,
             vgpu_guest: false,
-            board: BoardFacts::default(),
+            facts: BoardFacts::default(),
             mig: mode.map(|mode| Mig { current: mode, pending: mode, profiles: vec![profile], instances }),
         }],
         ..Inventory::default()

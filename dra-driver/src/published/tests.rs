@@ -159,8 +159,8 @@ fn a_gpu_that_is_gone_and_empty_is_forgotten() {
 fn what_mig_mode_hides_of_a_gpu_stays_as_it_was_published() {
     let off = gpu(Model::H100, "0000:65:00.0");
     let mut on = mig_on(off.clone());
-    on.board.nvlinks = Some(0);
-    on.board.nvlink_clique = None;
+    on.facts.nvlinks = Some(0);
+    on.facts.nvlink_clique = None;
     let whole = DeviceName::whole(off.pci);
     let model = |gpu: &Gpu| model_with(&settings(), gpu, &[]);
     let first = merged(None, &model(&off), &BTreeSet::new());
@@ -170,7 +170,7 @@ fn what_mig_mode_hides_of_a_gpu_stays_as_it_was_published() {
     assert!(!fresh.devices[&whole].device.attributes.contains_key("nvlinks"), "nobody knows it yet");
     // With MIG off, what NVML says is so.
     let mut unbridged = off;
-    unbridged.board = on.board;
+    unbridged.facts = on.facts;
     let last = merged(Some(&next), &model(&unbridged), &BTreeSet::new());
     assert_eq!(last.devices[&whole].device.attributes["nvlinks"], AttributeValue::Int(0));
     assert!(!last.devices[&whole].device.attributes.contains_key("nvlinkClique"));
@@ -180,7 +180,7 @@ fn what_mig_mode_hides_of_a_gpu_stays_as_it_was_published() {
 fn an_attribute_that_changes_is_published_of_a_held_device_too_and_moves_nothing() {
     let before = gpu(Model::H100, "0000:65:00.0");
     let mut after = before.clone();
-    after.board.ecc = Some(false);
+    after.facts.ecc = Some(false);
     let whole = DeviceName::whole(before.pci);
     let held = BTreeSet::from([whole.clone()]);
     let model = |gpu: &Gpu| model_with(&settings(), gpu, &[]);

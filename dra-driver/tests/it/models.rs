@@ -64,7 +64,7 @@ fn gpu(memory_mib: u64, mig: &KnownMig) -> Gpu {
         numa_node: None,
         pcie_root: None,
         vgpu_guest: false,
-        board: BoardFacts::default(),
+        facts: BoardFacts::default(),
         mig: Some(Mig {
             current: MigMode::Enabled,
             pending: MigMode::Enabled,

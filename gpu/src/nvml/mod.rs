@@ -10,9 +10,9 @@
 //! number. No handle is kept between calls; a GPU is opened by its PCI address
 //! each time.
 
-mod board;
+mod board_facts;
+mod board_numbers;
 mod events;
-mod facts;
 mod failure;
 mod gpu;
 mod mig;
@@ -20,7 +20,7 @@ mod mig_device;
 mod profile;
 mod session;
 
-pub use board::Board;
+pub use board_numbers::BoardNumbers;
 pub(crate) use events::{Event, EventSet};
 pub(crate) use failure::Failure;
 pub(crate) use gpu::Gpu;

@@ -41,7 +41,7 @@ fn what_a_board_has_is_read_and_what_it_has_not_is_absent() {
     on_machine(&slots, |machine| {
         let read: Vec<_> = gpus(machine)
             .into_iter()
-            .map(|gpu| (gpu.board.ecc, gpu.board.nvlinks, gpu.board.nvlink_clique))
+            .map(|gpu| (gpu.facts.ecc, gpu.facts.nvlinks, gpu.facts.nvlink_clique))
             .collect();
         assert_eq!(
             read,
@@ -57,7 +57,7 @@ fn what_a_board_has_is_read_and_what_it_has_not_is_absent() {
         );
         let state = machine.control().state().expect("a state");
         for (read, known) in gpus(machine).iter().zip(&state.gpus) {
-            assert_eq!(read.board.serial.as_deref(), Some(known.serial.as_str()));
+            assert_eq!(read.facts.serial.as_deref(), Some(known.serial.as_str()));
         }
     });
 }
@@ -70,7 +70,7 @@ fn a_serial_number_of_zeros_is_none() {
             Ok(())
         };
         machine.control().change(blank).expect("a change");
-        assert_eq!(gpus(machine)[0].board.serial, None);
+        assert_eq!(gpus(machine)[0].facts.serial, None);
     });
 }
 
@@ -80,7 +80,7 @@ fn whatever_these_calls_answer_no_gpu_is_hidden_and_only_that_is_absent() {
     on_machine(&[&slot], |machine| {
         let whole = gpus(machine).remove(0);
         let absent = |call: &str| {
-            let board = whole.board.clone();
+            let board = whole.facts.clone();
             match call {
                 "nvmlDeviceGetSerial" => BoardFacts { serial: None, ..board },
                 "nvmlDeviceGetEccMode" => BoardFacts { ecc: None, ..board },
@@ -94,11 +94,11 @@ fn whatever_these_calls_answer_no_gpu_is_hidden_and_only_that_is_absent() {
             "nvmlDeviceGetNvLinkState",
             "nvmlDeviceGetGpuFabricInfoV",
         ] {
-            assert_ne!(absent(call), whole.board, "{call}: the board has it");
+            assert_ne!(absent(call), whole.facts, "{call}: the board has it");
             // NOT_SUPPORTED, NO_PERMISSION, GPU_IS_LOST, ARGUMENT_VERSION_MISMATCH, UNKNOWN.
             for code in [3, 4, 15, 25, 999] {
                 fail(machine, call, code);
-                let expected = Gpu { board: absent(call), ..whole.clone() };
+                let expected = Gpu { facts: absent(call), ..whole.clone() };
                 assert_eq!(gpus(machine), [expected], "{call} answers {code}");
             }
         }
@@ -110,7 +110,7 @@ fn a_vgpu_is_told_from_a_gpu_and_its_mode_cannot_be_changed() {
     on_machine(&["h100-80:vgpu=on,mig=on", "h100-80"], |machine| {
         let [guest, host] = <[Gpu; 2]>::try_from(gpus(machine)).expect("two GPUs");
         assert!(guest.vgpu_guest && !host.vgpu_guest);
-        assert_eq!((guest.board.serial, guest.board.nvlinks), (None, None));
+        assert_eq!((guest.facts.serial, guest.facts.nvlinks), (None, None));
         let mig = guest.mig.expect("MIG");
         assert_eq!(mig.current, MigMode::Enabled);
         assert!(!mig.profiles.is_empty());

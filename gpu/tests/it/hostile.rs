@@ -108,7 +108,7 @@ fn the_library_of_these_tests_is_otherwise_believed() {
             nvlinks: Some(4),
             nvlink_clique: Some("ffffffff-ffff-ffff-ffff-ffffffffffff.4294967295".to_owned()),
         };
-        assert_eq!(inventory.gpus[0].board, board);
+        assert_eq!(inventory.gpus[0].facts, board);
         assert_eq!(mig.instances[0].compute_instances[0].uuid, "MIG-1");
         assert_eq!(hardware.create_gpu_instance(gpu(), ProfileId(19), WHERE), Ok(GpuInstanceId(7)));
         let event = hardware.wait_for_event(Duration::from_millis(10)).expect("a wait").expect("an event");
@@ -254,7 +254,7 @@ fn unknown_numbers_stay_numbers() {
         assert_eq!(found.memory, Bytes(u64::MAX));
         assert!(!found.vgpu_guest);
         let known = BoardFacts { serial: Some("1322".to_owned()), ..BoardFacts::default() };
-        assert_eq!(found.board, known, "links without an end are none");
+        assert_eq!(found.facts, known, "links without an end are none");
         let event = hardware.wait_for_event(Duration::from_millis(10)).expect("a wait").expect("an event");
         assert_eq!((event.gpu, event.kind), (None, HardwareEventKind::Xid(u64::MAX)));
     });
@@ -267,7 +267,7 @@ fn texts_without_an_end_are_cut_at_their_buffer() {
         let found = &inventory.gpus[0];
         assert_eq!(found.product, "x".repeat(96));
         assert_eq!(found.uuid, "x".repeat(96));
-        assert_eq!(found.board.serial, Some("x".repeat(30)));
+        assert_eq!(found.facts.serial, Some("x".repeat(30)));
         let mig = found.mig.as_ref().expect("MIG");
         assert_eq!(mig.profiles[0].name.as_str(), "1g.16gb", "computed: the name given is none");
     });

@@ -28,7 +28,7 @@ fn key(name: &str) -> String {
 }
 
 fn model(answers: &Answers) -> Value {
-    let Answers { name, compute_capability, memory, board, facts, profiles, .. } = answers;
+    let Answers { name, compute_capability, memory, numbers, facts, profiles, .. } = answers;
     let unseen: Vec<u32> =
         profiles.iter().filter(|of| of.instances.is_empty()).map(|of| of.profile.id.0).collect();
     let mut derived = Vec::new();
@@ -37,7 +37,7 @@ fn model(answers: &Answers) -> Value {
         derived.push("slice_multiprocessors, from the smallest profile of one slice".to_owned());
         derived.push("instance_ids are those that were seen, not the whole range".to_owned());
     }
-    if !profiles.is_empty() && board.max_mig_devices == 0 {
+    if !profiles.is_empty() && numbers.max_mig_devices == 0 {
         derived.push("max_devices, from the most instances of a profile: MIG is off".to_owned());
     }
     if facts.nvlinks.is_some() {
@@ -50,13 +50,13 @@ fn model(answers: &Answers) -> Value {
     }
     json!({
         "name": name,
-        "pci_device_id": format!("0x{:04x}", board.device_id >> 16),
-        "pci_subsystem_id": format!("0x{:08x}", board.subsystem_id),
-        "architecture": board.architecture,
+        "pci_device_id": format!("0x{:04x}", numbers.device_id >> 16),
+        "pci_subsystem_id": format!("0x{:08x}", numbers.subsystem_id),
+        "architecture": numbers.architecture,
         "compute_capability": compute_capability,
-        "brand": board.brand,
+        "brand": numbers.brand,
         "memory_mib": memory.0 >> 20,
-        "power_limit_w": board.power_limit_w.unwrap_or(0),
+        "power_limit_w": numbers.power_limit_w.unwrap_or(0),
         "ecc": facts.ecc,
         "nvlinks": facts.nvlinks.unwrap_or(0),
         "sources": ["NVML on such a board: everything that is not derived"],
@@ -66,7 +66,7 @@ fn model(answers: &Answers) -> Value {
 }
 
 fn mig(answers: &Answers) -> Value {
-    let Answers { board, profiles, .. } = answers;
+    let Answers { numbers, profiles, .. } = answers;
     let one = profiles.iter().filter(|of| of.profile.compute_slices == 1);
     let compute: BTreeMap<u32, Value> = profiles
         .iter()
@@ -75,9 +75,9 @@ fn mig(answers: &Answers) -> Value {
         .collect();
     // NVML says 0 while MIG is off.
     let most = profiles.iter().map(|of| of.profile.max_instances).max().unwrap_or(0);
-    let max_devices = if board.max_mig_devices == 0 { most } else { board.max_mig_devices };
+    let max_devices = if numbers.max_mig_devices == 0 { most } else { numbers.max_mig_devices };
     json!({
-        "mode": if board.architecture >= HOPPER { "live" } else { "needs-reset" },
+        "mode": if numbers.architecture >= HOPPER { "live" } else { "needs-reset" },
         "memory_slices": answers.memory_slices,
         "max_devices": max_devices,
         "slice_multiprocessors": one.map(|of| of.profile.multiprocessors).min().unwrap_or(0),

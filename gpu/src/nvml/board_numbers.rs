@@ -8,7 +8,7 @@ use super::session::{check, symbol};
 
 /// Numbers as NVML gives them, without names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Board {
+pub struct BoardNumbers {
     /// PCI device and vendor id, packed.
     pub device_id: u32,
     /// PCI subsystem id and its vendor's, packed.
@@ -27,11 +27,11 @@ type Number = unsafe extern "C" fn(sys::nvmlDevice_t, *mut u32) -> sys::nvmlRetu
 
 impl Gpu<'_> {
     /// The board's numbers.
-    pub(crate) fn board(&self) -> Result<Board, Failure> {
+    pub(crate) fn board_numbers(&self) -> Result<BoardNumbers, Failure> {
         let lib = self.session.lib();
         let pci = pci_info_of(self.session, self.handle())?;
         let power = self.number("nvmlDeviceGetPowerManagementLimit", &lib.nvmlDeviceGetPowerManagementLimit);
-        Ok(Board {
+        Ok(BoardNumbers {
             device_id: pci.pciDeviceId,
             subsystem_id: pci.pciSubSystemId,
             architecture: self.number("nvmlDeviceGetArchitecture", &lib.nvmlDeviceGetArchitecture)?,
