@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 
 use crate::inventory::{
     Architecture, BoardFacts, Bytes, ComputeInstance, ComputeInstanceId, Gpu, GpuInstance, GpuInstanceId,
-    Inventory, Mig, MigMode, Placement, Profile, ProfileId,
+    Inventory, Mig, MigMode, Placement, Profile, ProfileId, Told,
 };
 use crate::model::{ForeignPartitions, ProfileFilter, Settings};
 use crate::names::{DeviceName, DriverName, PciAddress, ProfileName};
@@ -85,25 +85,27 @@ pub fn gpu(model: Model, address: &str) -> Gpu {
         minor: 0,
         uuid: format!("GPU-00000000-0000-0000-0000-{:08x}{:02x}{:02x}", pci.domain, pci.bus, pci.device),
         product: product.to_owned(),
-        brand: "Nvidia".to_owned(),
+        brand: Told::Known("Nvidia".to_owned()),
         architecture,
         compute_capability,
         memory: Bytes::from_mib(mib),
-        addressing_mode: Some("None".to_owned()),
+        addressing_mode: Told::Known("None".to_owned()),
         numa_node: Some(0),
         pcie_root: Some(format!("pci{:04x}:{:02x}", pci.domain, pci.bus & 0xf0)),
         vgpu_guest: false,
         facts: BoardFacts {
-            serial: Some(format!("13220{:08}", pci.bus)),
-            ecc: Some(true),
+            serial: Told::Known(format!("13220{:08}", pci.bus)),
+            ecc: Told::Known(true),
             nvlinks: match model {
-                Model::A100 => Some(12),
-                Model::H100 => Some(18),
-                Model::A30 | Model::L4 => None,
+                Model::A100 => Told::Known(12),
+                Model::H100 => Told::Known(18),
+                Model::A30 | Model::L4 => Told::HasNone,
             },
             // As in a rack whose NVLinks leave the node.
-            nvlink_clique: (model == Model::H100)
-                .then(|| "6f9619ff-8b86-d011-b42d-00cf4fc964ff.4294967295".to_owned()),
+            nvlink_clique: match model {
+                Model::H100 => Told::Known("6f9619ff-8b86-d011-b42d-00cf4fc964ff.4294967295".to_owned()),
+                Model::A100 | Model::A30 | Model::L4 => Told::HasNone,
+            },
         },
         mig: (!profiles.is_empty()).then_some(Mig {
             current: MigMode::Disabled,

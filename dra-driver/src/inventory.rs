@@ -63,15 +63,15 @@ pub struct Gpu {
     /// NVML's product name, `NVIDIA H100 80GB HBM3`.
     pub product: String,
     /// NVML's brand, `Nvidia`.
-    pub brand: String,
+    pub brand: Told<String>,
     /// The chip's generation.
     pub architecture: Architecture,
     /// CUDA compute capability as major and minor.
     pub compute_capability: (u32, u32),
     /// The board's memory, the same in every MIG mode.
     pub memory: Bytes,
-    /// `HMM`, `ATS` or `None`; absent where NVML does not know it.
-    pub addressing_mode: Option<String>,
+    /// How it reaches the host's pageable memory: `HMM`, `ATS` or `None`.
+    pub addressing_mode: Told<String>,
     /// The NUMA node from sysfs; absent where sysfs says -1.
     pub numa_node: Option<u32>,
     /// `pci<domain>:<bus>`, the first component of the device's sysfs path.
@@ -85,19 +85,40 @@ pub struct Gpu {
     pub mig: Option<Mig>,
 }
 
-/// What is good to know of a board and nothing depends on. Each is absent
-/// where NVML does not tell it.
+/// The answer to a question on which nothing depends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum Told<T> {
+    /// It is so.
+    Known(T),
+    /// The GPU has no such thing, or its driver knows of none.
+    #[default]
+    HasNone,
+    /// That cannot be told now. What was published of it stays.
+    NotNow,
+}
+
+impl<T> Told<T> {
+    /// What it is, where it is known.
+    pub fn known(&self) -> Option<&T> {
+        match self {
+            Self::Known(value) => Some(value),
+            Self::HasNone | Self::NotNow => None,
+        }
+    }
+}
+
+/// What is good to know of a board and nothing depends on.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct BoardFacts {
     /// The serial number, as on the board's label; GPUs of one board share it.
-    pub serial: Option<String>,
+    pub serial: Told<String>,
     /// Whether ECC is on. It changes with a reset only.
-    pub ecc: Option<bool>,
+    pub ecc: Told<bool>,
     /// How many NVLinks are up. In MIG mode they may be down.
-    pub nvlinks: Option<u32>,
+    pub nvlinks: Told<u32>,
     /// Which GPUs, of this node and others, the NVLinks reach:
     /// `<cluster UUID>.<clique>`.
-    pub nvlink_clique: Option<String>,
+    pub nvlink_clique: Told<String>,
 }
 
 /// The chip's generation. The order is that of their appearance.

@@ -5,23 +5,22 @@
 //! costs. It never looks at what was published before or who holds what; that
 //! is `published`. Order and slices are `layout`, taints are `taint`.
 
+mod attributes;
 mod counters;
 mod settings;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kerf_api::attributes::{Amount, attribute, device_type, mig_mode};
 use serde::{Deserialize, Deserializer, Serialize};
 
+use attributes::Attributes;
 pub use counters::Counters;
 pub(crate) use counters::quantity;
 pub use settings::{ForeignPartitions, MigModePolicy, ProfileFilter, SettingError, Settings};
 
 use crate::inventory::{Gpu, GpuInstance, Inventory, Mig, MigMode, Placement, Profile, ProfileId};
 use crate::names::{DeviceName, PciAddress, ProfileName};
-
-/// Longest string the API takes as an attribute's value.
-const MAX_STRING: usize = 64;
 
 /// What one GPU offers now.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,6 +35,8 @@ pub struct GpuModel {
     pub devices: BTreeMap<DeviceName, ModelDevice>,
     /// The GPU instances that somebody else made.
     pub foreign: Vec<Occupied>,
+    /// The attributes that cannot be told now.
+    pub untold: BTreeSet<String>,
 }
 
 /// One device.
@@ -195,6 +196,7 @@ impl GpuModel {
             foreign: foreign_here.iter().map(occupied).collect(),
             counters,
             devices,
+            untold: attributes::untold(gpu),
         }
     }
 }
@@ -213,28 +215,20 @@ fn whole_gpu(
     mode: Option<&'static str>,
     counters: &Counters,
 ) -> ModelDevice {
-    let mut attributes = gpu_attributes(inventory, gpu);
+    let mut attributes = Attributes::of_gpu(inventory, gpu);
     attributes.bool(attribute::MIG_CAPABLE, mode.is_some());
     if let Some(mode) = mode {
         attributes.string(attribute::MIG_MODE, mode);
     }
     // Partitions reach nothing through NVLink.
-    let in_mig_mode = gpu.mig.as_ref().is_some_and(|mig| mig.current == MigMode::Enabled);
-    // That they are down in MIG mode says nothing of what a whole GPU has:
-    // `published` keeps what was known before.
-    if let Some(up) = gpu.facts.nvlinks.filter(|up| *up > 0 || !in_mig_mode) {
-        attributes.int(attribute::NVLINKS, up);
-    }
-    if let Some(clique) = &gpu.facts.nvlink_clique {
-        attributes.string(attribute::NVLINK_CLIQUE, clique);
-    }
+    attributes.nvlink(gpu);
     attributes.string(attribute::TYPE, device_type::GPU);
     attributes.string(attribute::UUID, &gpu.uuid);
     // NVML does not tell the memory of every board; zero would be a lie.
     let memory = (gpu.memory.0 > 0).then(|| (Amount::Memory.capacity().to_owned(), gpu.memory.0));
     ModelDevice {
         kind: DeviceKind::Whole,
-        attributes: attributes.0,
+        attributes: attributes.into_values(),
         capacity: memory.into_iter().collect(),
         consumes: counters.clone(),
         reserves: Counters::default(),
@@ -255,7 +249,7 @@ fn partition(
         [only] if only.full => Some(only),
         _ => None,
     });
-    let mut attributes = gpu_attributes(inventory, gpu);
+    let mut attributes = Attributes::of_gpu(inventory, gpu);
     attributes.string(attribute::TYPE, device_type::MIG);
     attributes.string(attribute::PARENT_UUID, &gpu.uuid);
     attributes.string(attribute::PROFILE, profile.name.as_str());
@@ -275,92 +269,13 @@ fn partition(
             crowding: u32::try_from(crowding).unwrap_or(u32::MAX),
             fixed: existing.is_some(),
         }),
-        attributes: attributes.0,
+        attributes: attributes.into_values(),
         capacity: Amount::ALL
             .into_iter()
             .map(|amount| (amount.capacity().to_owned(), counters::amount_of(profile, amount)))
             .collect(),
         consumes,
         reserves,
-    }
-}
-
-/// What every device of a GPU says about it.
-fn gpu_attributes(inventory: &Inventory, gpu: &Gpu) -> Attributes {
-    let mut attributes = Attributes::default();
-    attributes.label(attribute::PRODUCT_NAME, &gpu.product);
-    attributes.label(attribute::BRAND, &gpu.brand);
-    attributes.string(attribute::ARCHITECTURE, gpu.architecture.as_str());
-    attributes.numbers(attribute::CUDA_COMPUTE_CAPABILITY, gpu.compute_capability);
-    attributes.numbers(attribute::CUDA_DRIVER_VERSION, inventory.cuda_version);
-    attributes.version(attribute::DRIVER_VERSION, &inventory.driver_version);
-    if let Some(mode) = &gpu.addressing_mode {
-        attributes.string(attribute::ADDRESSING_MODE, mode);
-    }
-    attributes.string(attribute::PCI_BUS_ID, &gpu.pci.to_string());
-    if let Some(root) = &gpu.pcie_root {
-        attributes.string(attribute::PCIE_ROOT, root);
-    }
-    if let Some(node) = gpu.numa_node {
-        attributes.int(attribute::NUMA_NODE, node);
-    }
-    if let Some(serial) = &gpu.facts.serial {
-        attributes.string(attribute::SERIAL, serial);
-    }
-    if let Some(on) = gpu.facts.ecc {
-        attributes.bool(attribute::ECC_ENABLED, on);
-    }
-    attributes
-}
-
-/// Attributes that the API accepts: what it would refuse is left out, since
-/// one bad value costs the node all its slices.
-#[derive(Default)]
-struct Attributes(BTreeMap<String, AttributeValue>);
-
-impl Attributes {
-    /// A text that means nothing if it is cut.
-    fn string(&mut self, key: &str, value: &str) {
-        if value.len() <= MAX_STRING {
-            self.0.insert(key.to_owned(), AttributeValue::String(value.to_owned()));
-        }
-    }
-
-    /// A text for readers, cut where it is too long.
-    fn label(&mut self, key: &str, value: &str) {
-        self.string(key, &value[..value.floor_char_boundary(MAX_STRING)]);
-    }
-
-    fn int(&mut self, key: &str, value: u32) {
-        self.0.insert(key.to_owned(), AttributeValue::Int(value.into()));
-    }
-
-    fn bool(&mut self, key: &str, value: bool) {
-        self.0.insert(key.to_owned(), AttributeValue::Bool(value));
-    }
-
-    fn numbers(&mut self, key: &str, (major, minor): (u32, u32)) {
-        self.0.insert(key.to_owned(), AttributeValue::Version(format!("{major}.{minor}.0")));
-    }
-
-    fn version(&mut self, key: &str, text: &str) {
-        if let Some(version) = semantic_version(text) {
-            self.0.insert(key.to_owned(), AttributeValue::Version(version));
-        }
-    }
-}
-
-/// A driver version as a semantic version, which has three numbers without
-/// leading zeros: `580.95.05` is `580.95.5`.
-fn semantic_version(text: &str) -> Option<String> {
-    let mut numbers = text
-        .split('.')
-        .map(|part| part.bytes().all(|byte| byte.is_ascii_digit()).then(|| part.parse::<u32>().ok())?)
-        .collect::<Option<Vec<u32>>>()?;
-    numbers.resize(numbers.len().max(3), 0);
-    match numbers.as_slice() {
-        [major, minor, patch] => Some(format!("{major}.{minor}.{patch}")),
-        _ => None,
     }
 }
 

@@ -11,7 +11,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kerf_api::attributes::attribute;
 use serde::{Deserialize, Serialize};
 
 use crate::inventory::{MigMode, Placement};
@@ -159,8 +158,8 @@ pub fn merge(
         match wanted {
             Some(wanted) if wanted.device.costs_as(&old.device) => {
                 wanted.unknown.clone_from(&old.unknown);
-                if current.is_some_and(|model| model.mode == Some(MigMode::Enabled)) {
-                    keep_what_mig_mode_hides(&mut wanted.device, &old.device);
+                if let Some(model) = current {
+                    keep_untold(model, &mut wanted.device, &old.device);
                 }
             }
             wanted => {
@@ -194,12 +193,13 @@ pub fn merge(
     })
 }
 
-/// Keeps what cannot be told of a GPU in MIG mode as it was published: content
-/// that changed with the mode would have slices rewritten at each prepare.
-fn keep_what_mig_mode_hides(wanted: &mut ModelDevice, old: &ModelDevice) {
-    for key in [attribute::NVLINKS, attribute::NVLINK_CLIQUE] {
+/// Keeps what cannot be told of a GPU now as it was published. Otherwise
+/// slices would be rewritten, and selectors miss, at each prepare that turns
+/// MIG mode on and for each call of NVML that fails.
+fn keep_untold(model: &GpuModel, wanted: &mut ModelDevice, old: &ModelDevice) {
+    for key in &model.untold {
         if let Some(value) = old.attributes.get(key) {
-            wanted.attributes.entry(key.to_owned()).or_insert_with(|| value.clone());
+            wanted.attributes.insert(key.clone(), value.clone());
         }
     }
 }

@@ -163,11 +163,11 @@ fn read(session: &Session, roots: &Roots, pci: PciAddress, gpu: &nvml::Gpu<'_>) 
         minor: gpu.minor()?,
         uuid: gpu.uuid()?,
         product: gpu.name()?,
-        brand: gpu.brand().to_owned(),
+        brand: gpu.brand(),
         architecture: gpu.architecture()?,
         compute_capability: gpu.compute_capability()?,
         memory,
-        addressing_mode: gpu.addressing_mode().map(str::to_owned),
+        addressing_mode: gpu.addressing_mode(),
         numa_node: sysfs::numa_node(&roots.sys, pci),
         pcie_root: sysfs::pcie_root(&roots.sys, pci),
         vgpu_guest: gpu.is_vgpu_guest()?,
@@ -254,7 +254,7 @@ fn published(pci: PciAddress, profiles: &GpuProfiles, board: Bytes) -> Vec<Profi
 
 #[cfg(test)]
 mod tests {
-    use kerf_dra_driver::inventory::{Architecture, BoardFacts};
+    use kerf_dra_driver::inventory::{Architecture, BoardFacts, Told};
 
     use super::*;
 
@@ -264,11 +264,11 @@ mod tests {
             minor: index,
             uuid: format!("GPU-{index}"),
             product: "a GPU".to_owned(),
-            brand: "a brand".to_owned(),
+            brand: Told::Known("a brand".to_owned()),
             architecture: Architecture::Hopper,
             compute_capability: (9, 0),
             memory: Bytes::from_mib(81559),
-            addressing_mode: None,
+            addressing_mode: Told::HasNone,
             numa_node: None,
             pcie_root: None,
             vgpu_guest: false,

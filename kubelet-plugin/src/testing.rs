@@ -24,7 +24,7 @@ use kerf_dra_driver::hardware::{
 };
 use kerf_dra_driver::inventory::{
     Architecture, BoardFacts, Bytes, ComputeInstance, ComputeInstanceId, Gpu, GpuInstance, GpuInstanceId,
-    Inventory, Mig, MigMode, Placement, Profile, ProfileId,
+    Inventory, Mig, MigMode, Placement, Profile, ProfileId, Told,
 };
 use kerf_dra_driver::model::{ForeignPartitions, ProfileFilter, Settings};
 use kerf_dra_driver::names::{DeviceName, DriverName, PciAddress, ProfileName, gpu_pool};
@@ -69,11 +69,11 @@ pub fn h100(pci: PciAddress, minor: u32, mode: MigMode) -> Gpu {
         minor,
         uuid: format!("GPU-{pci}"),
         product: "NVIDIA H100 80GB HBM3".to_owned(),
-        brand: "Nvidia".to_owned(),
+        brand: Told::Known("Nvidia".to_owned()),
         architecture: Architecture::Hopper,
         compute_capability: (9, 0),
         memory: Bytes::from_mib(81559),
-        addressing_mode: None,
+        addressing_mode: Told::HasNone,
         numa_node: None,
         pcie_root: None,
         vgpu_guest: false,

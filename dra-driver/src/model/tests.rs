@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::*;
 use crate::fixtures::{Model, gpu, instance, inventory, mig_on, settings};
-use crate::inventory::{Architecture, BoardFacts, Bytes};
+use crate::inventory::{Architecture, BoardFacts, Bytes, Told};
 
 fn model(gpu: &Gpu) -> GpuModel {
     model_with(&settings(), gpu, &[])
@@ -242,7 +242,7 @@ fn versions_are_semantic_or_left_out() {
         ("", None),
         ("99999999999999999999.1.1", None),
     ] {
-        assert_eq!(semantic_version(text).as_deref(), version, "{text}");
+        assert_eq!(attributes::semantic_version(text).as_deref(), version, "{text}");
     }
 }
 
@@ -251,7 +251,7 @@ fn what_nvml_says_never_makes_a_device_that_the_api_refuses() {
     let mut odd = gpu(Model::H100, "fffffff0:ff:1f.7");
     odd.product = "ü".repeat(40);
     odd.uuid = "x".repeat(65);
-    odd.facts.serial = Some("x".repeat(65));
+    odd.facts.serial = Told::Known("x".repeat(65));
     odd.memory = Bytes(0);
     odd.architecture = Architecture::Newer(99);
     let mig = odd.mig.as_mut().expect("MIG");

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::inventory::{
-    Architecture, BoardFacts, Bytes, ComputeInstance, ComputeInstanceId, GpuInstanceId, ProfileId,
+    Architecture, BoardFacts, Bytes, ComputeInstance, ComputeInstanceId, GpuInstanceId, ProfileId, Told,
 };
 use crate::model::ProfileFilter;
 use crate::names::{DriverName, ProfileName};
@@ -37,11 +37,11 @@ fn inventory(architecture: Architecture, mode: Option<MigMode>, instances: Vec<G
             minor: 0,
             uuid: "GPU-1".to_owned(),
             product: "NVIDIA H100".to_owned(),
-            brand: "Nvidia".to_owned(),
+            brand: Told::Known("Nvidia".to_owned()),
             architecture,
             compute_capability: (9, 0),
             memory: Bytes::from_mib(81_559),
-            addressing_mode: None,
+            addressing_mode: Told::HasNone,
             numa_node: None,
             pcie_root: None,
             vgpu_guest: false,

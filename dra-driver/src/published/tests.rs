@@ -1,6 +1,6 @@
 use super::*;
 use crate::fixtures::{Model, gpu, instance, inventory, mig_on, names, pci, settings};
-use crate::inventory::{Gpu, GpuInstance};
+use crate::inventory::{BoardFacts, Gpu, GpuInstance, Told};
 use crate::layout::layout;
 use crate::model::{AttributeValue, Settings};
 use crate::taint::Conditions;
@@ -159,8 +159,8 @@ fn a_gpu_that_is_gone_and_empty_is_forgotten() {
 fn what_mig_mode_hides_of_a_gpu_stays_as_it_was_published() {
     let off = gpu(Model::H100, "0000:65:00.0");
     let mut on = mig_on(off.clone());
-    on.facts.nvlinks = Some(0);
-    on.facts.nvlink_clique = None;
+    on.facts.nvlinks = Told::Known(0);
+    on.facts.nvlink_clique = Told::HasNone;
     let whole = DeviceName::whole(off.pci);
     let model = |gpu: &Gpu| model_with(&settings(), gpu, &[]);
     let first = merged(None, &model(&off), &BTreeSet::new());
@@ -177,10 +177,40 @@ fn what_mig_mode_hides_of_a_gpu_stays_as_it_was_published() {
 }
 
 #[test]
+fn what_cannot_be_told_now_stays_as_it_was_published_and_what_is_not_there_goes() {
+    let before = gpu(Model::H100, "0000:65:00.0");
+    let with = |facts: BoardFacts, told: Told<String>| {
+        model_with(
+            &settings(),
+            &Gpu { facts, brand: told.clone(), addressing_mode: told, ..before.clone() },
+            &[],
+        )
+    };
+    let first = merged(None, &model_with(&settings(), &before, &[]), &BTreeSet::new());
+    let (serial, ecc, nvlinks, nvlink_clique) = (Told::NotNow, Told::NotNow, Told::NotNow, Told::NotNow);
+    let untold = with(BoardFacts { serial, ecc, nvlinks, nvlink_clique }, Told::NotNow);
+    assert_eq!(merged(Some(&first), &untold, &BTreeSet::new()), first);
+    let keys = ["brand", "addressingMode", "serial", "eccEnabled", "nvlinks", "nvlinkClique"];
+    let fresh = merged(None, &untold, &BTreeSet::new());
+    let lacking = with(BoardFacts::default(), Told::HasNone);
+    let bare = merged(Some(&first), &lacking, &BTreeSet::new());
+    for published in fresh.devices.values().chain(bare.devices.values()) {
+        for key in keys {
+            assert!(!published.device.attributes.contains_key(key), "{key}");
+        }
+    }
+    // What nobody could tell before is published as soon as it is told.
+    assert_eq!(
+        merged(Some(&fresh), &model_with(&settings(), &before, &[]), &BTreeSet::new()).devices,
+        first.devices
+    );
+}
+
+#[test]
 fn an_attribute_that_changes_is_published_of_a_held_device_too_and_moves_nothing() {
     let before = gpu(Model::H100, "0000:65:00.0");
     let mut after = before.clone();
-    after.facts.ecc = Some(false);
+    after.facts.ecc = Told::Known(false);
     let whole = DeviceName::whole(before.pci);
     let held = BTreeSet::from([whole.clone()]);
     let model = |gpu: &Gpu| model_with(&settings(), gpu, &[]);

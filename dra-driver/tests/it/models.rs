@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use kerf_dra_driver::inventory::{
-    Architecture, BoardFacts, Bytes, Gpu, Inventory, Mig, MigMode, Placement, Profile, ProfileId,
+    Architecture, BoardFacts, Bytes, Gpu, Inventory, Mig, MigMode, Placement, Profile, ProfileId, Told,
 };
 use kerf_dra_driver::model::{Counters, ForeignPartitions, GpuModel, ModelDevice, ProfileFilter, Settings};
 use kerf_dra_driver::names::{DriverName, ProfileName};
@@ -56,11 +56,11 @@ fn gpu(memory_mib: u64, mig: &KnownMig) -> Gpu {
         minor: 0,
         uuid: "GPU-0".to_owned(),
         product: "NVIDIA".to_owned(),
-        brand: "Nvidia".to_owned(),
+        brand: Told::Known("Nvidia".to_owned()),
         architecture: Architecture::Unknown,
         compute_capability: (0, 0),
         memory: Bytes::from_mib(memory_mib),
-        addressing_mode: None,
+        addressing_mode: Told::HasNone,
         numa_node: None,
         pcie_root: None,
         vgpu_guest: false,

@@ -1,101 +1,178 @@
 //! What a GPU tells of its board and NVLinks. Nothing depends on it: what
-//! fails, or is not known to a board or driver, is absent and hides no GPU.
+//! fails, or is not known to a board or driver, hides no GPU.
 
-use kerf_dra_driver::inventory::BoardFacts;
+use kerf_dra_driver::inventory::{BoardFacts, Told};
+use nvml_wrapper::enum_wrappers::device::Brand;
 use nvml_wrapper_sys::bindings as sys;
 
-use super::gpu::{Gpu, fixed_text, versioned};
+use super::failure::Failure;
+use super::gpu::{Gpu, fixed_text, supported, versioned};
 use super::session::{check, symbol};
 
 /// More links than a GPU has; the header has room for 18.
 const MAX_LINKS: u32 = 64;
 
-/// `NVML_GPU_FABRIC_STATE_COMPLETED`: the GPU is registered with its fabric.
-const REGISTERED: u8 = 3;
+/// `NVML_GPU_FABRIC_STATE_NOT_SUPPORTED`: the GPU has no fabric.
+const NO_FABRIC: u8 = 0;
+/// `NVML_GPU_FABRIC_STATE_COMPLETED`: the GPU is registered with its fabric,
+/// or could not be. In other states it has not come to that yet.
+const COMPLETED: u8 = 3;
 
 impl Gpu<'_> {
     /// What NVML tells of the board.
     pub(crate) fn board_facts(&self) -> BoardFacts {
         BoardFacts {
-            serial: self.serial(),
-            ecc: self.ecc(),
-            nvlinks: self.nvlinks(),
-            nvlink_clique: self.nvlink_clique(),
+            serial: told(self.serial()),
+            ecc: told(self.ecc().map(Some)),
+            nvlinks: told(self.nvlinks()),
+            nvlink_clique: told(self.nvlink_clique()),
         }
     }
 
-    fn serial(&self) -> Option<String> {
+    /// The brand, as NVIDIA's tools write it.
+    pub(crate) fn brand(&self) -> Told<String> {
+        // The wrapper's call does not tell an error from a brand it has no
+        // name for.
+        let found = self.number("nvmlDeviceGetBrand", &self.session.lib().nvmlDeviceGetBrand);
+        told(supported(found).map(|number| Some(number.map_or("Unknown", brand_name).to_owned())))
+    }
+
+    /// How the GPU reaches the host's pageable memory.
+    pub(crate) fn addressing_mode(&self) -> Told<String> {
+        told(self.addressing())
+    }
+
+    fn addressing(&self) -> Result<Option<String>, Failure> {
+        const CALL: &str = "nvmlDeviceGetAddressingMode";
+        let call = symbol(&self.session.lib().nvmlDeviceGetAddressingMode, CALL)?;
+        let mut mode = sys::nvmlDeviceAddressingMode_t {
+            version: versioned::<sys::nvmlDeviceAddressingMode_t>(1),
+            value: u32::MAX,
+        };
+        // SAFETY: `mode` is a writable struct of the announced version; the
+        // handle is of this library.
+        check(CALL, unsafe { call(self.handle(), &raw mut mode) })?;
+        let name = match mode.value {
+            sys::nvmlDeviceAddressingModeType_t_NVML_DEVICE_ADDRESSING_MODE_NONE => "None",
+            sys::nvmlDeviceAddressingModeType_t_NVML_DEVICE_ADDRESSING_MODE_HMM => "HMM",
+            sys::nvmlDeviceAddressingModeType_t_NVML_DEVICE_ADDRESSING_MODE_ATS => "ATS",
+            _ => return Ok(None),
+        };
+        Ok(Some(name.to_owned()))
+    }
+
+    fn serial(&self) -> Result<Option<String>, Failure> {
         const CALL: &str = "nvmlDeviceGetSerial";
-        let call = symbol(&self.session.lib().nvmlDeviceGetSerial, CALL).ok()?;
+        let call = symbol(&self.session.lib().nvmlDeviceGetSerial, CALL)?;
         let serial =
             fixed_text::<{ sys::NVML_DEVICE_SERIAL_BUFFER_SIZE as usize }>(CALL, |buffer, length| {
                 // SAFETY: `buffer` has `length` writable bytes; the handle is of
                 // this library.
                 unsafe { call(self.handle(), buffer, length) }
-            });
+            })?;
         // Zeros are a board without one, and would make all of these one board.
-        serial.ok().filter(|serial| serial.bytes().any(|byte| byte != b'0'))
+        Ok(Some(serial).filter(|serial| serial.bytes().any(|byte| byte != b'0')))
     }
 
-    fn ecc(&self) -> Option<bool> {
+    fn ecc(&self) -> Result<bool, Failure> {
         const CALL: &str = "nvmlDeviceGetEccMode";
-        let call = symbol(&self.session.lib().nvmlDeviceGetEccMode, CALL).ok()?;
+        let call = symbol(&self.session.lib().nvmlDeviceGetEccMode, CALL)?;
         let (mut current, mut pending) = (u32::MAX, u32::MAX);
         // SAFETY: both are writable; the handle is of this library.
-        check(CALL, unsafe { call(self.handle(), &raw mut current, &raw mut pending) }).ok()?;
+        check(CALL, unsafe { call(self.handle(), &raw mut current, &raw mut pending) })?;
         match current {
-            sys::nvmlEnableState_enum_NVML_FEATURE_DISABLED => Some(false),
-            sys::nvmlEnableState_enum_NVML_FEATURE_ENABLED => Some(true),
-            _ => None,
+            sys::nvmlEnableState_enum_NVML_FEATURE_DISABLED => Ok(false),
+            sys::nvmlEnableState_enum_NVML_FEATURE_ENABLED => Ok(true),
+            odd => Err(Failure::Absurd { call: CALL, answer: format!("the mode {odd}") }),
         }
     }
 
     /// How many links are up. NVML answers up to the last link that the GPU
     /// has and refuses those beyond.
-    fn nvlinks(&self) -> Option<u32> {
+    fn nvlinks(&self) -> Result<Option<u32>, Failure> {
         const CALL: &str = "nvmlDeviceGetNvLinkState";
-        let call = symbol(&self.session.lib().nvmlDeviceGetNvLinkState, CALL).ok()?;
+        let call = symbol(&self.session.lib().nvmlDeviceGetNvLinkState, CALL)?;
         let mut up = 0;
         for link in 0..MAX_LINKS {
             let mut state = u32::MAX;
             // SAFETY: `state` is writable; the handle is of this library.
-            let answer = check(CALL, unsafe { call(self.handle(), link, &raw mut state) });
-            match answer {
+            match check(CALL, unsafe { call(self.handle(), link, &raw mut state) }) {
                 Ok(()) => up += u32::from(state == sys::nvmlEnableState_enum_NVML_FEATURE_ENABLED),
-                Err(failure) if link > 0 && (failure.is_not_supported() || failure.is(BEYOND_THE_LAST)) => {
-                    return Some(up);
+                Err(failure) if failure.is_not_supported() || failure.is(BEYOND_THE_LAST) => {
+                    return Ok((link > 0).then_some(up));
                 }
-                Err(_) => return None,
+                Err(failure) => return Err(failure),
             }
         }
-        None
+        Err(Failure::Absurd { call: CALL, answer: format!("more than {MAX_LINKS} links") })
     }
 
-    fn nvlink_clique(&self) -> Option<String> {
+    fn nvlink_clique(&self) -> Result<Option<String>, Failure> {
         const CALL: &str = "nvmlDeviceGetGpuFabricInfoV";
-        let call = symbol(&self.session.lib().nvmlDeviceGetGpuFabricInfoV, CALL).ok()?;
+        let call = symbol(&self.session.lib().nvmlDeviceGetGpuFabricInfoV, CALL)?;
         // The second version is known to all drivers that know such fabrics.
         let mut info = sys::nvmlGpuFabricInfoV_t {
             version: versioned::<sys::nvmlGpuFabricInfo_v2_t>(2),
             clusterUuid: [0; 16],
             status: u32::MAX,
             cliqueId: 0,
-            state: 0,
+            state: NO_FABRIC,
             healthMask: 0,
             healthSummary: 0,
         };
         // SAFETY: `info` is writable and larger than the announced version,
         // whose fields are its first ones; the handle is of this library.
-        check(CALL, unsafe { call(self.handle(), &raw mut info) }).ok()?;
-        let registered = info.state == REGISTERED && info.status == sys::nvmlReturn_enum_NVML_SUCCESS;
-        // A fabric of one node has no id: zeros would be the same on all nodes.
-        (registered && info.clusterUuid != [0; 16])
-            .then(|| format!("{}.{}", uuid_text(info.clusterUuid), info.cliqueId))
+        check(CALL, unsafe { call(self.handle(), &raw mut info) })?;
+        match info.state {
+            NO_FABRIC => Ok(None),
+            COMPLETED => {
+                let registered = info.status == sys::nvmlReturn_enum_NVML_SUCCESS;
+                // A fabric of one node has no id: zeros would be the same on all nodes.
+                Ok((registered && info.clusterUuid != [0; 16])
+                    .then(|| format!("{}.{}", uuid_text(info.clusterUuid), info.cliqueId)))
+            }
+            other => Err(Failure::Absurd { call: CALL, answer: format!("the state {other}") }),
+        }
+    }
+}
+
+/// An answer on which nothing depends; nothing where there is no such thing.
+fn told<T>(answer: Result<Option<T>, Failure>) -> Told<T> {
+    match supported(answer).map(Option::flatten) {
+        Ok(Some(value)) => Told::Known(value),
+        Ok(None) => Told::HasNone,
+        Err(failure) => {
+            tracing::debug!(%failure, "what is published of a board cannot be told now and stays");
+            Told::NotNow
+        }
     }
 }
 
 /// `NVML_ERROR_INVALID_ARGUMENT`.
 const BEYOND_THE_LAST: &[u32] = &[sys::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT];
+
+/// A brand's name, as NVIDIA's tools write it.
+fn brand_name(number: u32) -> &'static str {
+    match Brand::try_from(number) {
+        Ok(Brand::Quadro) => "Quadro",
+        Ok(Brand::Tesla) => "Tesla",
+        Ok(Brand::NVS) => "NVS",
+        Ok(Brand::GRID) => "Grid",
+        Ok(Brand::GeForce) => "GeForce",
+        Ok(Brand::Titan) => "Titan",
+        Ok(Brand::VApps) => "NvidiaVApps",
+        Ok(Brand::VPC) => "NvidiaVPC",
+        Ok(Brand::VCS) => "NvidiaVCS",
+        Ok(Brand::VWS) => "NvidiaVWS",
+        Ok(Brand::CloudGaming | Brand::VGaming) => "NvidiaCloudGaming",
+        Ok(Brand::QuadroRTX) => "QuadroRTX",
+        Ok(Brand::NvidiaRTX) => "NvidiaRTX",
+        Ok(Brand::Nvidia) => "Nvidia",
+        Ok(Brand::GeForceRTX) => "GeForceRTX",
+        Ok(Brand::TitanRTX) => "TitanRTX",
+        Ok(Brand::Unknown) | Err(_) => "Unknown",
+    }
+}
 
 /// A UUID as it is written.
 fn uuid_text(bytes: [u8; 16]) -> String {

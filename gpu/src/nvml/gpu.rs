@@ -5,7 +5,6 @@ use std::ffi::{c_char, c_uint};
 use kerf_dra_driver::inventory::{Architecture, Bytes};
 use kerf_dra_driver::names::PciAddress;
 use nvml_wrapper::Device;
-use nvml_wrapper::enum_wrappers::device::Brand;
 use nvml_wrapper_sys::bindings as sys;
 
 use super::failure::Failure;
@@ -64,29 +63,6 @@ impl<'s> Gpu<'s> {
         self.device.minor_number().map_err(Failure::of("nvmlDeviceGetMinorNumber"))
     }
 
-    /// The brand, as NVIDIA's tools write it.
-    pub(crate) fn brand(&self) -> &'static str {
-        self.device.brand().map_or("Unknown", |brand| match brand {
-            Brand::Unknown => "Unknown",
-            Brand::Quadro => "Quadro",
-            Brand::Tesla => "Tesla",
-            Brand::NVS => "NVS",
-            Brand::GRID => "Grid",
-            Brand::GeForce => "GeForce",
-            Brand::Titan => "Titan",
-            Brand::VApps => "NvidiaVApps",
-            Brand::VPC => "NvidiaVPC",
-            Brand::VCS => "NvidiaVCS",
-            Brand::VWS => "NvidiaVWS",
-            Brand::CloudGaming | Brand::VGaming => "NvidiaCloudGaming",
-            Brand::QuadroRTX => "QuadroRTX",
-            Brand::NvidiaRTX => "NvidiaRTX",
-            Brand::Nvidia => "Nvidia",
-            Brand::GeForceRTX => "GeForceRTX",
-            Brand::TitanRTX => "TitanRTX",
-        })
-    }
-
     /// The chip's generation. A driver that cannot say is no reason to lose a
     /// GPU, but one that fails to is: what becomes of the MIG mode hangs on it.
     pub(crate) fn architecture(&self) -> Result<Architecture, Failure> {
@@ -127,26 +103,6 @@ impl<'s> Gpu<'s> {
         let lib = self.session.lib();
         let mode = self.number("nvmlDeviceGetVirtualizationMode", &lib.nvmlDeviceGetVirtualizationMode);
         Ok(supported(mode)? == Some(sys::nvmlGpuVirtualizationMode_NVML_GPU_VIRTUALIZATION_MODE_VGPU))
-    }
-
-    /// How the GPU reaches the host's pageable memory, where NVML knows.
-    pub(crate) fn addressing_mode(&self) -> Option<&'static str> {
-        let call =
-            symbol(&self.session.lib().nvmlDeviceGetAddressingMode, "nvmlDeviceGetAddressingMode").ok()?;
-        let mut mode = sys::nvmlDeviceAddressingMode_t {
-            version: versioned::<sys::nvmlDeviceAddressingMode_t>(1),
-            value: u32::MAX,
-        };
-        // SAFETY: `mode` is a writable struct of the announced version; the
-        // handle is of this library.
-        let code = unsafe { call(self.handle(), &raw mut mode) };
-        check("nvmlDeviceGetAddressingMode", code).ok()?;
-        match mode.value {
-            sys::nvmlDeviceAddressingModeType_t_NVML_DEVICE_ADDRESSING_MODE_NONE => Some("None"),
-            sys::nvmlDeviceAddressingModeType_t_NVML_DEVICE_ADDRESSING_MODE_HMM => Some("HMM"),
-            sys::nvmlDeviceAddressingModeType_t_NVML_DEVICE_ADDRESSING_MODE_ATS => Some("ATS"),
-            _ => None,
-        }
     }
 
     /// The ids of the processes that compute or draw on the GPU or on one of

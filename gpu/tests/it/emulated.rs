@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use kerf_dra_driver::hardware::{DriverLink, Hardware, HardwareErrorKind, HardwareEvent, HardwareEventKind};
 use kerf_dra_driver::inventory::{
-    Architecture, Bytes, ComputeInstanceId, GpuInstanceId, MigMode, Placement, ProfileId,
+    Architecture, Bytes, ComputeInstanceId, GpuInstanceId, MigMode, Placement, ProfileId, Told,
 };
 use kerf_emulator::clients::Use;
 use kerf_emulator::state::{Action, EventKind, Fault, State, When};
@@ -34,7 +34,7 @@ fn the_inventory_describes_each_gpu() {
 
         assert_eq!(h100.pci.to_string(), "0000:65:00.0");
         assert_eq!(h100.product, "NVIDIA H100 80GB HBM3");
-        assert_eq!(h100.brand, "Nvidia");
+        assert_eq!(h100.brand, Told::Known("Nvidia".to_owned()));
         assert_eq!(h100.architecture, Architecture::Hopper);
         assert_eq!(h100.compute_capability, (9, 0));
         assert_eq!(h100.memory, Bytes::from_mib(81_559));

@@ -1,7 +1,8 @@
 //! What is read of a board beside what everything needs.
 
 use kerf_dra_driver::hardware::Hardware;
-use kerf_dra_driver::inventory::{Architecture, BoardFacts, Gpu, MigMode};
+use kerf_dra_driver::inventory::Told::{HasNone, Known, NotNow};
+use kerf_dra_driver::inventory::{Architecture, Gpu, MigMode, Told};
 use kerf_emulator::state::{Action, Fault, State, When};
 
 use crate::machine::{Machine, on_machine};
@@ -46,18 +47,18 @@ fn what_a_board_has_is_read_and_what_it_has_not_is_absent() {
         assert_eq!(
             read,
             [
-                (Some(true), None, None),
-                (Some(false), None, None),
-                (Some(true), Some(0), None),
-                (Some(true), Some(18), Some(format!("{CLUSTER}.7"))),
-                (Some(true), Some(18), None),
-                (Some(true), Some(0), None),
-                (Some(true), Some(18), None),
+                (Known(true), HasNone, HasNone),
+                (Known(false), HasNone, HasNone),
+                (Known(true), Known(0), HasNone),
+                (Known(true), Known(18), Known(format!("{CLUSTER}.7"))),
+                (Known(true), Known(18), HasNone),
+                (Known(true), Known(0), HasNone),
+                (Known(true), Known(18), HasNone),
             ]
         );
         let state = machine.control().state().expect("a state");
         for (read, known) in gpus(machine).iter().zip(&state.gpus) {
-            assert_eq!(read.facts.serial.as_deref(), Some(known.serial.as_str()));
+            assert_eq!(read.facts.serial, Known(known.serial.clone()));
         }
     });
 }
@@ -70,39 +71,43 @@ fn a_serial_number_of_zeros_is_none() {
             Ok(())
         };
         machine.control().change(blank).expect("a change");
-        assert_eq!(gpus(machine)[0].facts.serial, None);
+        assert_eq!(gpus(machine)[0].facts.serial, HasNone);
     });
 }
 
 #[test]
-fn whatever_these_calls_answer_no_gpu_is_hidden_and_only_that_is_absent() {
-    let slot = format!("h100-80:clique={CLUSTER}.7");
+fn what_a_board_lacks_is_told_from_what_cannot_be_told_now_and_hides_no_gpu() {
+    let slot = format!("gb200:clique={CLUSTER}.7");
     on_machine(&[&slot], |machine| {
         let whole = gpus(machine).remove(0);
-        let absent = |call: &str| {
-            let board = whole.facts.clone();
-            match call {
-                "nvmlDeviceGetSerial" => BoardFacts { serial: None, ..board },
-                "nvmlDeviceGetEccMode" => BoardFacts { ecc: None, ..board },
-                "nvmlDeviceGetNvLinkState" => BoardFacts { nvlinks: None, ..board },
-                _ => BoardFacts { nvlink_clique: None, ..board },
-            }
-        };
-        for call in [
-            "nvmlDeviceGetSerial",
-            "nvmlDeviceGetEccMode",
-            "nvmlDeviceGetNvLinkState",
-            "nvmlDeviceGetGpuFabricInfoV",
-        ] {
-            assert_ne!(absent(call), whole.facts, "{call}: the board has it");
-            // NOT_SUPPORTED, NO_PERMISSION, GPU_IS_LOST, ARGUMENT_VERSION_MISMATCH, UNKNOWN.
-            for code in [3, 4, 15, 25, 999] {
+        let calls: [(&str, Forget); 6] = [
+            ("nvmlDeviceGetSerial", |gpu, lacks| gpu.facts.serial = absent(lacks)),
+            ("nvmlDeviceGetEccMode", |gpu, lacks| gpu.facts.ecc = absent(lacks)),
+            ("nvmlDeviceGetNvLinkState", |gpu, lacks| gpu.facts.nvlinks = absent(lacks)),
+            ("nvmlDeviceGetGpuFabricInfoV", |gpu, lacks| gpu.facts.nvlink_clique = absent(lacks)),
+            ("nvmlDeviceGetAddressingMode", |gpu, lacks| gpu.addressing_mode = absent(lacks)),
+            ("nvmlDeviceGetBrand", |gpu, lacks| {
+                gpu.brand = if lacks { Known("Unknown".to_owned()) } else { NotNow };
+            }),
+        ];
+        for (call, forget) in calls {
+            // NOT_SUPPORTED and FUNCTION_NOT_FOUND; NO_PERMISSION, GPU_IS_LOST,
+            // ARGUMENT_VERSION_MISMATCH and UNKNOWN.
+            for (code, lacks) in [(3, true), (13, true), (4, false), (15, false), (25, false), (999, false)] {
                 fail(machine, call, code);
-                let expected = Gpu { facts: absent(call), ..whole.clone() };
+                let mut expected = whole.clone();
+                forget(&mut expected, lacks);
                 assert_eq!(gpus(machine), [expected], "{call} answers {code}");
             }
         }
     });
+}
+
+/// Takes one fact from a GPU: it lacks it, or it cannot be told now.
+type Forget = fn(&mut Gpu, bool);
+
+fn absent<T>(lacks: bool) -> Told<T> {
+    if lacks { HasNone } else { NotNow }
 }
 
 #[test]
@@ -110,7 +115,7 @@ fn a_vgpu_is_told_from_a_gpu_and_its_mode_cannot_be_changed() {
     on_machine(&["h100-80:vgpu=on,mig=on", "h100-80"], |machine| {
         let [guest, host] = <[Gpu; 2]>::try_from(gpus(machine)).expect("two GPUs");
         assert!(guest.vgpu_guest && !host.vgpu_guest);
-        assert_eq!((guest.facts.serial, guest.facts.nvlinks), (None, None));
+        assert_eq!((guest.facts.serial, guest.facts.nvlinks), (HasNone, HasNone));
         let mig = guest.mig.expect("MIG");
         assert_eq!(mig.current, MigMode::Enabled);
         assert!(!mig.profiles.is_empty());

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kerf_dra_driver::hardware::{Hardware, HardwareError, HardwareErrorKind, HardwareEventKind};
 use kerf_dra_driver::inventory::{
-    Architecture, BoardFacts, Bytes, ComputeInstanceId, GpuInstanceId, MigMode, Placement, ProfileId,
+    Architecture, BoardFacts, Bytes, ComputeInstanceId, GpuInstanceId, MigMode, Placement, ProfileId, Told,
 };
 use kerf_dra_driver::names::PciAddress;
 use kerf_gpu::{NvmlHardware, Roots};
@@ -103,10 +103,10 @@ fn the_library_of_these_tests_is_otherwise_believed() {
         let mig = inventory.gpus[0].mig.as_ref().expect("MIG");
         assert_eq!(mig.profiles[0].name.as_str(), "1g.10gb");
         let board = BoardFacts {
-            serial: Some("1322".to_owned()),
-            ecc: Some(true),
-            nvlinks: Some(4),
-            nvlink_clique: Some("ffffffff-ffff-ffff-ffff-ffffffffffff.4294967295".to_owned()),
+            serial: Told::Known("1322".to_owned()),
+            ecc: Told::Known(true),
+            nvlinks: Told::Known(4),
+            nvlink_clique: Told::Known("ffffffff-ffff-ffff-ffff-ffffffffffff.4294967295".to_owned()),
         };
         assert_eq!(inventory.gpus[0].facts, board);
         assert_eq!(mig.instances[0].compute_instances[0].uuid, "MIG-1");
@@ -250,11 +250,12 @@ fn unknown_numbers_stay_numbers() {
         let inventory = hardware.inventory().expect("an inventory");
         let found = &inventory.gpus[0];
         assert_eq!(found.architecture, Architecture::Newer(4711));
-        assert_eq!(found.brand, "Unknown");
+        assert_eq!(found.brand, Told::Known("Unknown".to_owned()));
         assert_eq!(found.memory, Bytes(u64::MAX));
         assert!(!found.vgpu_guest);
-        let known = BoardFacts { serial: Some("1322".to_owned()), ..BoardFacts::default() };
-        assert_eq!(found.facts, known, "links without an end are none");
+        let serial = Told::Known("1322".to_owned());
+        let (ecc, nvlinks, nvlink_clique) = (Told::NotNow, Told::NotNow, Told::NotNow);
+        assert_eq!(found.facts, BoardFacts { serial, ecc, nvlinks, nvlink_clique });
         let event = hardware.wait_for_event(Duration::from_millis(10)).expect("a wait").expect("an event");
         assert_eq!((event.gpu, event.kind), (None, HardwareEventKind::Xid(u64::MAX)));
     });
@@ -267,7 +268,7 @@ fn texts_without_an_end_are_cut_at_their_buffer() {
         let found = &inventory.gpus[0];
         assert_eq!(found.product, "x".repeat(96));
         assert_eq!(found.uuid, "x".repeat(96));
-        assert_eq!(found.facts.serial, Some("x".repeat(30)));
+        assert_eq!(found.facts.serial, Told::Known("x".repeat(30)));
         let mig = found.mig.as_ref().expect("MIG");
         assert_eq!(mig.profiles[0].name.as_str(), "1g.16gb", "computed: the name given is none");
     });

@@ -40,7 +40,8 @@ fn model(answers: &Answers) -> Value {
     if !profiles.is_empty() && numbers.max_mig_devices == 0 {
         derived.push("max_devices, from the most instances of a profile: MIG is off".to_owned());
     }
-    if facts.nvlinks.is_some() {
+    let nvlinks = facts.nvlinks.known();
+    if nvlinks.is_some() {
         derived.push("nvlinks are those that are up".to_owned());
     }
     if !unseen.is_empty() {
@@ -57,8 +58,8 @@ fn model(answers: &Answers) -> Value {
         "brand": numbers.brand,
         "memory_mib": memory.0 >> 20,
         "power_limit_w": numbers.power_limit_w.unwrap_or(0),
-        "ecc": facts.ecc,
-        "nvlinks": facts.nvlinks.unwrap_or(0),
+        "ecc": facts.ecc.known(),
+        "nvlinks": nvlinks.unwrap_or(&0),
         "sources": ["NVML on such a board: everything that is not derived"],
         "derived": derived,
         "mig": if profiles.is_empty() { Value::Null } else { mig(answers) },
