@@ -15,6 +15,7 @@ pub mod hardware;
 pub mod inventory;
 pub mod journal;
 pub mod layout;
+mod links;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod message;
 pub mod model;

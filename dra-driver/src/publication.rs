@@ -11,6 +11,7 @@ use k8s_openapi::api::resource::v1::ResourceSliceSpec;
 
 use crate::inventory::{GpuInstance, Inventory};
 use crate::layout::{layout, layout_without_counters};
+use crate::links::FewerLinks;
 use crate::model::{GpuModel, Settings};
 use crate::names::{DeviceName, PciAddress};
 use crate::published::{GpuRecord, merge};
@@ -21,6 +22,7 @@ use crate::withdraw::{self, ClaimList, Timestamp};
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Publication {
     records: BTreeMap<PciAddress, GpuRecord>,
+    fewer_links: FewerLinks,
 }
 
 /// What is known at an instant.
@@ -61,12 +63,14 @@ pub struct Next {
     /// When a LIST of claims is needed.
     pub list_at: Option<Timestamp>,
     all: BTreeMap<PciAddress, GpuRecord>,
+    fewer_links: FewerLinks,
 }
 
 impl Publication {
     /// Takes the records that were stored before.
     pub fn new(records: impl IntoIterator<Item = GpuRecord>) -> Self {
-        Self { records: records.into_iter().map(|record| (record.pci, record)).collect() }
+        let records = records.into_iter().map(|record| (record.pci, record)).collect();
+        Self { records, fewer_links: FewerLinks::default() }
     }
 
     /// Whether nothing was ever published, as far as is stored.
@@ -89,7 +93,7 @@ impl Publication {
         // been prepared yet.
         let mut holding = held.clone();
         holding.extend(list.into_iter().flat_map(|list| list.allocated.iter().cloned()));
-        let models: BTreeMap<PciAddress, GpuModel> = inventory
+        let mut models: BTreeMap<PciAddress, GpuModel> = inventory
             .gpus
             .iter()
             .map(|gpu| {
@@ -97,6 +101,7 @@ impl Publication {
                 (gpu.pci, GpuModel::of(settings, inventory, gpu, foreign))
             })
             .collect();
+        let fewer_links = self.fewer_links.next(&self.records, &mut models, now);
         let merged =
             |pci: PciAddress, previous: Option<&GpuRecord>| merge(pci, previous, models.get(&pci), &holding);
 
@@ -132,22 +137,27 @@ impl Publication {
         let write =
             records.into_iter().filter(|record| self.records.get(&record.pci) != Some(record)).collect();
         let remove = self.records.keys().filter(|pci| !all.contains_key(pci)).copied().collect();
-        Next { write, remove, slices, list_at: decision.list_at, all }
+        Next { write, remove, slices, list_at: decision.list_at, all, fewer_links }
     }
 
     /// Takes over what was decided, once its records are stored. The answer is
     /// what to publish.
     pub fn take(&mut self, next: Next) -> Vec<ResourceSliceSpec> {
         self.records = next.all;
+        self.fewer_links = next.fewer_links;
         next.slices
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::fixtures::{self, Model};
-    use crate::model::ProfileFilter;
+    use crate::inventory::Told;
+    use crate::links;
+    use crate::model::{AttributeValue, ProfileFilter};
     use crate::withdraw::SETTLE;
 
     const HELD: &str = "gpu-0000-65-00-0-mig-1g-10gb-6";
@@ -241,6 +251,31 @@ mod tests {
         assert!(is_tainted(&next.slices, HELD));
         node.list = Some(ClaimList { began: node.now, allocated: BTreeSet::new() });
         assert!(device(&node.step(), HELD).is_none());
+    }
+
+    #[test]
+    fn links_that_go_down_and_up_change_nothing_and_those_that_stay_down_are_published() {
+        let mut node = Node::new();
+        let whole = DeviceName::whole(fixtures::pci("0000:65:00.0"));
+        let mut look = |up: u32, after: Duration| {
+            node.inventory.gpus[0].facts.nvlinks = Told::Known(up);
+            node.now = node.now.after(after);
+            let next = node.next();
+            let writes = next.write.len();
+            node.publication.take(next);
+            let record = node.publication.records().next().expect("a record");
+            (writes, record.devices[&whole].device.attributes["nvlinks"].clone())
+        };
+        let (second, published) = (Duration::from_secs(1), AttributeValue::Int);
+        for up in [17, 18, 0, 18].into_iter().cycle().take(2000) {
+            assert_eq!(look(up, second), (0, published(18)), "{up} links are up");
+        }
+        assert_eq!(look(17, second), (0, published(18)));
+        assert_eq!(look(16, Duration::from_secs(599)), (0, published(18)));
+        assert_eq!(look(17, second), (1, published(17)));
+        assert_eq!(look(17, second), (0, published(17)));
+        assert_eq!(look(18, second), (1, published(18)), "more are published at once");
+        assert_eq!(look(17, links::SETTLE), (0, published(18)));
     }
 
     #[test]
