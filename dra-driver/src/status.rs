@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::claim::ClaimName;
 use crate::inventory::{Bytes, Gpu, Inventory, MigMode, Placement};
 use crate::journal::{self, BootId, Entry, Phase};
-use crate::model::{MigModePolicy, Settings};
+use crate::model::{ForeignPartitions, MigModePolicy, Settings};
 use crate::names::{DeviceName, PciAddress, ProfileName};
 use crate::taint;
 
@@ -95,6 +95,9 @@ pub enum Offered {
     Whole,
     /// Partitions: MIG is kept on.
     Partitions,
+    /// Nothing: a vGPU guest in MIG mode has the partitions that its hypervisor
+    /// made, and there are none, or the settings ignore them.
+    Nothing,
 }
 
 /// A partition at one instant.
@@ -252,6 +255,14 @@ fn describe(settings: &Settings, gpu: &Gpu, entries: &[&Entry], boot: &BootId) -
         memory: gpu.memory,
         mig: mig.map(|mig| mig.current),
         offered: match (mig, settings.mig_mode_policy(gpu)) {
+            (Some(mig), _)
+                if gpu.vgpu_guest
+                    && mig.current == MigMode::Enabled
+                    && (mig.instances.is_empty()
+                        || settings.foreign_partitions == ForeignPartitions::Ignore) =>
+            {
+                Offered::Nothing
+            }
             (Some(mig), MigModePolicy::Keep) if mig.current == MigMode::Enabled => Offered::Partitions,
             (Some(_), MigModePolicy::Manage) => Offered::Both,
             (Some(_), MigModePolicy::Keep) | (None, _) => Offered::Whole,

@@ -59,6 +59,7 @@ fn header(out: &mut String, status: &NodeStatus) {
 fn draw_gpu(out: &mut String, gpu: &GpuStatus) {
     let mode = match (gpu.mig, gpu.offered) {
         _ if gpu.lost => "   lost",
+        (_, Offered::Nothing) => "   MIG on, nothing is offered",
         (Some(MigMode::Enabled), Offered::Partitions) => "   MIG on, partitions only",
         (Some(MigMode::Disabled), Offered::Whole) => "   MIG off, whole GPU only",
         (Some(MigMode::Enabled), _) => "   MIG on",

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::*;
 use crate::claim::Allocated;
-use crate::fixtures::{Model, gpu, inventory, mig_on, pci, settings};
+use crate::fixtures::{Model, gpu, instance, inventory, mig_on, pci, settings};
 use crate::inventory::{ProfileId, UnreadableGpu};
 use crate::layout::layout;
 use crate::model::GpuModel;
@@ -111,6 +111,23 @@ fn a_mode_that_is_kept_leaves_only_one_kind_of_device() {
     ] {
         assert_eq!(status(&inventory([gpu.clone()]), &[], &[]).offered, offered, "{}", gpu.product);
     }
+}
+
+#[test]
+fn a_vgpu_guest_offers_what_its_hypervisor_made_or_nothing() {
+    let mut guest = mig_on(gpu(Model::H100, ONE));
+    guest.vgpu_guest = true;
+    let offered = |guest: &Gpu, settings: &Settings| {
+        gpus(settings, &inventory([guest.clone()]), &[], &boot(), &[]).remove(0).offered
+    };
+    let ignore = Settings { foreign_partitions: ForeignPartitions::Ignore, ..settings() };
+    assert_eq!(offered(&guest, &settings()), Offered::Nothing);
+    let made = instance(&guest, "3g.40gb", 4);
+    guest.mig.as_mut().expect("MIG").instances = vec![made];
+    assert_eq!(offered(&guest, &settings()), Offered::Partitions);
+    assert_eq!(offered(&guest, &ignore), Offered::Nothing);
+    guest.mig.as_mut().expect("MIG").current = MigMode::Disabled;
+    assert_eq!(offered(&guest, &ignore), Offered::Whole);
 }
 
 #[test]

@@ -95,6 +95,10 @@ kinds! {
         "A profile of --mig-profiles (chart value migProfiles) is one that no GPU of this node has."
         "Nothing is published of it here. One value serves all nodes, so this is usual where their models differ."
         "Nothing if another node has it; else correct the name: `nvidia-smi mig -lgip` lists those of a GPU.";
+    NothingOffered "nothing-offered" Warning
+        "Nothing of a vGPU guest in MIG mode is offered."
+        "There MIG and the partitions are the hypervisor's: only those that it made can be given out. There are none, or foreignPartitions is `ignore`."
+        "Make partitions on the host, and set --foreign-partitions (chart value foreignPartitions) to `publish`.";
     DriverFilesIncomplete "driver-files-incomplete" Error
         "The driver's files for containers are not complete, or of two versions."
         "A container needs libcuda of the version of the loaded driver; files of two versions never go into one."

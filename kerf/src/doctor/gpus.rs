@@ -2,7 +2,7 @@
 
 use kerf_dra_driver::hardware::Hardware;
 use kerf_dra_driver::inventory::Gpu;
-use kerf_dra_driver::status::NodeStatus;
+use kerf_dra_driver::status::{NodeStatus, Offered};
 use kerf_gpu::{DriverTrouble, NodeTrouble, NvmlHardware};
 
 use super::Report;
@@ -39,6 +39,10 @@ pub(super) fn examine(report: &mut Report, roots: &RootArguments, status: Option
     // The running `kerf node` knows its settings.
     for profile in status.into_iter().flat_map(|status| &status.absent_profiles) {
         report.found(Kind::MigProfileAbsent, profile.to_string());
+    }
+    let gpus = status.into_iter().flat_map(|status| &status.gpus);
+    for gpu in gpus.filter(|gpu| gpu.offered == Offered::Nothing) {
+        report.found(Kind::NothingOffered, format!("{} ({})", gpu.pci, gpu.product));
     }
     files(report, &hardware);
     let minors: Vec<u32> = inventory.gpus.iter().map(|gpu| gpu.minor).collect();

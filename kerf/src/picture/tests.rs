@@ -122,7 +122,9 @@ fn what_a_kept_mode_leaves_out_and_what_the_settings_name_in_vain_is_told() {
     partitions.offered = Offered::Partitions;
     let mut whole = gpu("0000:65:00.0", "NVIDIA A100-SXM4-40GB", 4);
     (whole.mig, whole.offered) = (Some(MigMode::Disabled), Offered::Whole);
-    let mut status = node(vec![partitions, whole]);
+    let mut guest = gpu("0000:81:00.0", "NVIDIA A100-SXM4-40GB", 4);
+    guest.offered = Offered::Nothing;
+    let mut status = node(vec![partitions, whole, guest]);
     status.publication.slices = 1;
     status.absent_profiles =
         ["1g.18gb", "3g.71gb"].map(|name| ProfileName::new(name).expect("a name")).into();
@@ -130,6 +132,7 @@ fn what_a_kept_mode_leaves_out_and_what_the_settings_name_in_vain_is_told() {
     assert!(text.contains("   1 ResourceSlice   generation"), "{text}");
     assert!(text.contains("40GB   79.6 GiB   MIG on, partitions only\n"), "{text}");
     assert!(text.contains("40GB   79.6 GiB   MIG off, whole GPU only\n"), "{text}");
+    assert!(text.contains("40GB   79.6 GiB   MIG on, nothing is offered\n"), "{text}");
     let vain = "! no GPU of this node has the profiles of --mig-profiles: 1g.18gb, 3g.71gb\n";
     assert!(text.contains(vain), "{text}");
     assert!(

@@ -339,6 +339,21 @@ fn profiles_that_are_wanted_and_no_gpu_has_are_told() {
 }
 
 #[test]
+fn a_vgpu_guest_of_which_nothing_is_offered_is_told() {
+    on_node(|node| {
+        node.serve(&json!({
+            "node": "node-1", "driver": "gpu.nvidia.com", "version": "0.1.0", "nvidiaDriver": VERSION,
+            "missing": [], "publication": {"pool": "node-1/gpu", "generation": 1, "slices": 1}, "gpus": [{
+                "name": "gpu-0000-65-00-0", "pci": "0000:65:00.0", "product": "NVIDIA H100 80GB HBM3",
+                "memory": 85_520_809_984_u64, "mig": "enabled", "offered": "nothing", "memorySlices": 8,
+                "heldBy": [], "partitions": [], "conditions": [],
+            }],
+        }));
+        node.finds("nothing-offered", "0000:65:00.0 (NVIDIA H100 80GB HBM3)");
+    });
+}
+
+#[test]
 fn whoever_else_hands_out_gpus_is_told() {
     on_node(|node| {
         node.put("kubelet/plugins_registry/gpu.nvidia.com-reg.sock", "a file that a dead process left");
