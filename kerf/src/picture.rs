@@ -3,7 +3,6 @@
 
 mod cluster;
 
-
 use kerf_dra_driver::inventory::MigMode;
 use kerf_dra_driver::journal::Phase;
 use kerf_dra_driver::status::{GpuStatus, NodeStatus, Offered, PartitionStatus, UnpreparedClaim};

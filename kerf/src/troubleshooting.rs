@@ -37,6 +37,7 @@ const TITLE: &str = "\
 
 The messages that kerf writes, sorted by their beginnings: search this page for some words of yours. Values are
 examples, and `…` in headings. A message may stand in another one, after a colon or in brackets: search for that part too.
+Where the driver refused, its own answer follows in brackets: `(nvmlDeviceSetMigMode answered IN_USE)`.
 
 `kerf doctor` has [a page of its own](doctor.md).
 

@@ -228,7 +228,7 @@ fn step() -> Vec<Message> {
     messages!(said, StepError, [StepError::Store(_)],
         StepError::Hardware { .. } => StepError::Hardware {
             source: kerf_dra_driver::hardware::HardwareError::new(
-                "set the MIG mode of 0000:65:00.0",
+                "enable MIG mode of 0000:65:00.0",
                 kerf_dra_driver::hardware::HardwareErrorKind::InUse,
             ),
             holders: vec!["dcgm (pid 4711)".to_owned()],

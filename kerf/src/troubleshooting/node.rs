@@ -27,10 +27,8 @@ pub(super) fn hardware() -> Vec<Message> {
         let operation = match kind {
             Kind::NoDriver => "list the GPUs".to_owned(),
             Kind::NotFound => format!("destroy GPU instance 3 of {GPU}"),
-            Kind::NotSupported | Kind::NeedsReset | Kind::NoPermission => {
-                format!("set the MIG mode of {GPU}")
-            }
-            _ => format!("create GPU instance 1g.10gb at 4 of {GPU}"),
+            Kind::NotSupported | Kind::NeedsReset | Kind::NoPermission => format!("enable MIG mode of {GPU}"),
+            _ => format!("create a GPU instance of profile 19 on 1 memory slices from 4 of {GPU}"),
         };
         HardwareError::new(operation, kind.clone()).to_string()
     };

@@ -99,8 +99,8 @@ async fn one_round(machine: &Emulated, plugin: &Plugin, claims: &[(String, Devic
     let inventory = machine.inventory();
     let partitions = claims.iter().filter_map(|(_, device)| {
         let gpu = inventory.gpu(device.gpu()?)?;
-        let (_, profile, placement) = find_placement(gpu, device)?;
-        Some((gpu.pci.to_string(), profile.id.0, placement.start))
+        let (_, profile, _) = find_placement(gpu, device)?;
+        Some((gpu.pci.to_string(), profile.id.0, device.start()?))
     });
     assert_eq!(machine.instances(), partitions.collect(), "{claims:?}");
     for (name, device) in claims {
