@@ -180,7 +180,7 @@ fn ended_within(process: &OwnedFd, limit: Duration) -> Result<bool> {
 }
 
 fn is_marked(pid: i32, mark: &Path, component: Option<&str>) -> bool {
-    let Ok(environment) = fs::read(format!("/proc/{pid}/environ")) else { return false };
+    let Some(environment) = environment(pid) else { return false };
     let has = |name: &str, value: &[u8]| {
         environment.split(|byte| *byte == 0).any(|entry| {
             entry.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"=")) == Some(value)
@@ -194,6 +194,22 @@ fn is_marked(pid: i32, mark: &Path, component: Option<&str>) -> bool {
     let called = fs::read(format!("/proc/{pid}/cmdline"))
         .is_ok_and(|line| line.split(|byte| *byte == 0).next() == Some(component.as_bytes()));
     has(COMPONENT, component.as_bytes()) && called
+}
+
+/// A process's environment. In the middle of an `execve` the kernel shows none,
+/// when whoever started the process goes on already.
+fn environment(pid: i32) -> Option<Vec<u8>> {
+    const ATTEMPTS: u32 = 10;
+    for _ in 0..ATTEMPTS {
+        let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+        if !environment.is_empty() {
+            return Some(environment);
+        }
+        // The kernel's own threads have neither.
+        fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    None
 }
 
 /// Every process id there is now.
