@@ -27,6 +27,8 @@ async fn client() -> Option<kube::Client> {
         eprintln!("skipped: KERF_TEST_KUBECONFIG names no cluster");
         return None;
     };
+    // Built beside others, rustls has two kinds of cryptography and takes none.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let kubeconfig = Kubeconfig::read_from(path).unwrap();
     let options = KubeConfigOptions::default();
     let config = kube::Config::from_custom_kubeconfig(kubeconfig, &options).await.unwrap();

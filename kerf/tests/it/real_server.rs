@@ -20,6 +20,8 @@ async fn a_real_server_takes_what_1_and_8_gpus_of_every_model_publish_and_drops_
         eprintln!("skipped: KERF_TEST_KUBECONFIG names no cluster");
         return;
     };
+    // Built beside others, rustls has two kinds of cryptography and takes none.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let kubeconfig = Kubeconfig::read_from(path).unwrap();
     let config =
         kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
