@@ -9,6 +9,7 @@ use k8s_openapi::api::resource::v1::DeviceAllocationConfiguration;
 use serde::{Deserialize, Serialize};
 
 use crate::quantity::Quantity;
+use crate::text::printable;
 
 /// The API version of NVIDIA's config kinds, which are accepted.
 pub const NVIDIA_API_VERSION: &str = "resource.nvidia.com/v1beta1";
@@ -222,11 +223,8 @@ fn refuse_sharing(kind: &'static str, present: bool) -> Result<(), ConfigError> 
 
 /// A message is not the place to repeat ten kilobytes of somebody's input.
 fn shortened(text: &str) -> String {
-    let mut short = String::new();
-    for character in text.chars().take(160) {
-        // What a user wrote ends up in events and terminals.
-        if character.is_control() { short.extend(character.escape_default()) } else { short.push(character) }
-    }
+    // What a user wrote ends up in events and terminals.
+    let mut short: String = text.chars().take(160).flat_map(printable).collect();
     if text.chars().nth(160).is_some() {
         short.push('…');
     }

@@ -8,3 +8,4 @@
 pub mod attributes;
 pub mod config;
 pub mod quantity;
+pub mod text;

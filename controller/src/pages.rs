@@ -55,6 +55,14 @@ pub struct Listed<'a> {
     pub fields: Option<&'a str>,
 }
 
+impl<'a> Listed<'a> {
+    /// The ResourceSlices that a field selector chooses.
+    pub fn slices(fields: &'a str) -> Self {
+        let path = "/apis/resource.k8s.io/v1/resourceslices";
+        Self { what: "ResourceSlices", path, fields: Some(fields) }
+    }
+}
+
 #[derive(Deserialize)]
 struct Page<T> {
     metadata: PageMetadata,

@@ -109,8 +109,7 @@ impl Requests {
 
     /// A quorum read of the identity's slices.
     pub(crate) async fn list(&self) -> Result<Live, RequestError> {
-        let path = "/apis/resource.k8s.io/v1/resourceslices";
-        let listed = Listed { what: "ResourceSlices", path, fields: Some(&self.selector) };
+        let listed = Listed::slices(&self.selector);
         let client = self.slices.clone().into_client();
         let (mut slices, version) = list_within(&client, listed, self.limit, Some::<ResourceSlice>).await?;
         slices.sort_by(|left, right| left.metadata.name.cmp(&right.metadata.name));

@@ -3,6 +3,7 @@
 
 mod cluster;
 
+use kerf_api::text::printable;
 use kerf_dra_driver::inventory::MigMode;
 use kerf_dra_driver::journal::Phase;
 use kerf_dra_driver::status::{GpuStatus, NodeStatus, Offered, PartitionStatus, UnpreparedClaim};
@@ -217,9 +218,7 @@ fn gibibytes(bytes: u64) -> String {
 /// A line. What others wrote, such as names, events and errors, neither ends it
 /// nor moves the terminal's cursor.
 fn line(out: &mut String, text: std::fmt::Arguments<'_>) {
-    for character in text.to_string().chars() {
-        if character.is_control() { out.extend(character.escape_default()) } else { out.push(character) }
-    }
+    out.extend(text.to_string().chars().flat_map(printable));
     out.push('\n');
 }
 

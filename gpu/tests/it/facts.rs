@@ -3,7 +3,7 @@
 use kerf_dra_driver::hardware::Hardware;
 use kerf_dra_driver::inventory::Told::{HasNone, Known, NotNow};
 use kerf_dra_driver::inventory::{Architecture, Gpu, MigMode, Told};
-use kerf_emulator::state::{Action, Fault, State, When};
+use kerf_emulator::state::{Fault, State};
 
 use crate::machine::{Machine, on_machine};
 
@@ -18,14 +18,7 @@ fn gpus(machine: &Machine) -> Vec<Gpu> {
 
 /// From now on a call answers a code, as the only fault.
 fn fail(machine: &Machine, call: &str, code: u32) {
-    let fault = Fault {
-        id: 1,
-        call: call.to_owned(),
-        when: When::Before,
-        action: Action::Return(code),
-        times: None,
-        process: None,
-    };
+    let fault = Fault::answer(call, code);
     let set = |state: &mut State| {
         state.faults = vec![fault.clone()];
         Ok(())

@@ -64,10 +64,9 @@ async fn read(driver: &DriverName) -> Result<ClusterStatus> {
 /// What slices and claims tell.
 pub(crate) async fn look(client: &Client, driver: &DriverName) -> Result<ClusterStatus, ListError> {
     let fields = format!("spec.driver={driver}");
-    let path = "/apis/resource.k8s.io/v1/resourceslices";
-    let listed = Listed { what: "ResourceSlices", path, fields: Some(&fields) };
     let mut keeper = SliceKeeper::default();
-    let slices: Vec<SeenSlice> = list(client, listed, |slice: SliceObject| Some(keeper.keep(slice))).await?;
+    let slices: Vec<SeenSlice> =
+        list(client, Listed::slices(&fields), |slice: SliceObject| Some(keeper.keep(slice))).await?;
     let ours = |claim: SeenClaim| claim.concerns(driver).then_some(claim);
     let claims: Vec<SeenClaim> = list(client, CLAIMS, ours).await?;
     Ok(ClusterStatus::of(driver, env!("CARGO_PKG_VERSION"), &slices, &claims, Timestamp::now()))

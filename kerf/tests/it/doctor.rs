@@ -11,7 +11,7 @@ use std::process::Command;
 
 use kerf_dra_driver::journal::Entry;
 use kerf_emulator::model::built_in;
-use kerf_emulator::state::{Action, Fault, When};
+use kerf_emulator::state::Fault;
 use serde_json::{Value, json};
 
 use crate::emulated::{VERSION, install_on};
@@ -90,14 +90,7 @@ impl Node {
 
     /// Lets every call of a function of NVML answer a code.
     fn fail(&self, call: &str, code: u32) {
-        let fault = Fault {
-            id: 1,
-            call: call.to_owned(),
-            when: When::Before,
-            action: Action::Return(code),
-            times: None,
-            process: None,
-        };
+        let fault = Fault::answer(call, code);
         let _ = self.control().change(|state| {
             state.faults.push(fault.clone());
             Ok(())

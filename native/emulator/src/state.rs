@@ -211,6 +211,21 @@ pub struct Fault {
     pub process: Option<String>,
 }
 
+impl Fault {
+    /// Every call of a function answers a code, in whatever process, and does
+    /// nothing else.
+    pub fn answer(call: &str, code: u32) -> Self {
+        Self {
+            id: 1,
+            call: call.to_owned(),
+            when: When::Before,
+            action: Action::Return(code),
+            times: None,
+            process: None,
+        }
+    }
+}
+
 /// When a fault happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

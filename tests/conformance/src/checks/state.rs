@@ -1,11 +1,13 @@
 //! What a driver keeps on disk, damaged as power cuts, full disks and restored
 //! backups do.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
 use super::cdi::resolve;
+use crate::api::Claim;
 use crate::check::checks;
 use crate::context::{Context, FIRST};
 
@@ -43,30 +45,29 @@ fn state(context: &Context) -> Result<Vec<(PathBuf, Vec<u8>)>> {
     Ok(files)
 }
 
-async fn emptied(context: &mut Context) -> Result<()> {
+/// Kills the driver while it has a claim prepared, damages each file of its
+/// state, and starts it again.
+async fn damaged(context: &mut Context, damage: impl Fn(&Path) -> io::Result<()>) -> Result<Claim> {
     let plugin = context.plugin().await?;
     let claim = context.claim(0).await?;
     plugin.prepare(&claim).await?;
     let files = state(context)?;
     context.kill(FIRST).await?;
     for (path, _) in files {
-        std::fs::write(path, "")?;
+        damage(&path)?;
     }
     context.start(FIRST).await?;
+    Ok(claim)
+}
+
+async fn emptied(context: &mut Context) -> Result<()> {
+    let claim = damaged(context, |path| std::fs::write(path, "")).await?;
     context.plugin().await?.unprepare(&claim).await?;
     context.settled().await.map(drop)
 }
 
 async fn lost(context: &mut Context) -> Result<()> {
-    let plugin = context.plugin().await?;
-    let claim = context.claim(0).await?;
-    plugin.prepare(&claim).await?;
-    let files = state(context)?;
-    context.kill(FIRST).await?;
-    for (path, _) in files {
-        std::fs::remove_file(path)?;
-    }
-    context.start(FIRST).await?;
+    let claim = damaged(context, |path| std::fs::remove_file(path)).await?;
     let plugin = context.plugin().await?;
     plugin.prepare(&claim).await?;
     plugin.unprepare(&claim).await
