@@ -5,11 +5,10 @@
 //! published on the side: a change of hardware comes back as a new inventory,
 //! a change of the journal as a new view.
 //!
-//! It owns `state/gpus/<pci>.json`, the records of what was published. A
-//! record is stored before its first publication.
+//! It owns the [`Records`] of what was published. One is stored before its
+//! first publication.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -22,14 +21,15 @@ use kerf_dra_driver::published::GpuRecord;
 use kerf_dra_driver::taint::Conditions;
 use kerf_dra_driver::withdraw::{ClaimList, LIST_FRESH, Timestamp};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::disk::{Disk, Durability};
+use crate::claims::ClaimSourceError;
 use crate::instances::Lead;
 use crate::plugin::{ObserveError, Observed, Plugin};
+use crate::records::{RecordError, Records};
 use crate::rivals::{self, Rival, RivalFolders};
 use crate::view::JournalView;
 
@@ -100,6 +100,29 @@ struct Bearing {
     held: BTreeSet<DeviceName>,
 }
 
+/// Why the owner cannot say what it should. It tries again by itself.
+#[derive(Debug, thiserror::Error)]
+pub enum OwnerError {
+    /// A reading of the GPUs takes too long: no new claim gets any of them.
+    #[error("the driver has not answered for {} s", READ_BUDGET.as_secs())]
+    Silent,
+    /// The GPUs cannot be read.
+    #[error(transparent)]
+    Observe(#[from] ObserveError),
+    /// A defect of this program.
+    #[error("reading the GPUs ended by itself")]
+    Ended(#[source] JoinError),
+    /// Who holds what is not known.
+    #[error(transparent)]
+    Claims(#[from] ClaimSourceError),
+    /// What is to be published cannot be stored before.
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    /// A defect of this program.
+    #[error("a slice cannot be written")]
+    Slice(#[from] serde_json::Error),
+}
+
 /// The owner task.
 #[derive(Debug)]
 pub struct Owner {
@@ -132,10 +155,9 @@ impl Owner {
     ///
     /// # Errors
     /// The folder of the records cannot be read.
-    pub fn new(plugin: Plugin, channels: Channels, lead: Lead) -> std::io::Result<Self> {
+    pub fn new(plugin: Plugin, channels: Channels, lead: Lead) -> Result<Self, RecordError> {
         let inner = &plugin.inner;
-        let folder = inner.config.plugin_dir.join("state").join("gpus");
-        let records = Records { disk: inner.disk.clone(), folder, _lead: Arc::new(lead) };
+        let records = Records::new(inner.disk.clone(), &inner.config.plugin_dir.join("state"), lead);
         let (known, complete) = records.load()?;
         let publication = Publication::new(known);
         let must_list = publication.is_empty() || !complete;
@@ -190,8 +212,12 @@ impl Owner {
             let decided = self.decide().await;
             list_at = decided.as_ref().map_or(list_at, |at| *at);
             listing = listing.filter(|_| list_at.is_some());
-            let troubles: Vec<String> =
-                [reading.clone(), listing.clone(), decided.err()].into_iter().flatten().collect();
+            let decided = decided.err();
+            let troubles: Vec<String> = [&reading, &listing, &decided]
+                .into_iter()
+                .flatten()
+                .map(|error| crate::chain(error))
+                .collect();
             let retry_at = (!troubles.is_empty()).then(|| Instant::now() + retry_after(failures));
             failures = if troubles.is_empty() { 0 } else { failures + 1 };
             let rivals = self.rivals.borrow().clone();
@@ -273,7 +299,7 @@ impl Owner {
 
     /// Reads the hardware, and what of it is foreign. The answer is how long
     /// that may be believed without an event.
-    async fn read(&mut self) -> Result<Duration, String> {
+    async fn read(&mut self) -> Result<Duration, OwnerError> {
         let plugin = self.plugin.clone();
         // A reading that took longer than its budget is waited for, not
         // repeated: the driver hangs already.
@@ -282,10 +308,10 @@ impl Owner {
             // Nobody knows which GPU hangs. No new claim gets any of them;
             // those that are prepared already go on with the last inventory.
             self.is_lost = true;
-            return Err(format!("the driver has not answered for {} s", READ_BUDGET.as_secs()));
+            return Err(OwnerError::Silent);
         };
         self.reading = None;
-        match observed.map_err(|error| format!("reading the GPUs ended by itself: {error}"))? {
+        match observed.map_err(OwnerError::Ended)? {
             Ok(observed) => {
                 let unreadable = observed.inventory.unreadable.clone();
                 let known = self.channels.inventory.borrow().clone();
@@ -307,16 +333,15 @@ impl Owner {
             Err(error) => {
                 self.is_lost = true;
                 self.channels.inventory.send_if_modified(|last| last.take().is_some());
-                Err(crate::chain(&error))
+                Err(error.into())
             }
         }
     }
 
-    async fn list_claims(&mut self) -> Result<(), String> {
+    async fn list_claims(&mut self) -> Result<(), OwnerError> {
         let began = now();
         let (driver, pool) = (&self.settings().driver, gpu_pool(&self.settings().node));
-        let listing = self.plugin.inner.claims.allocated(driver, &pool);
-        let allocated = listing.await.map_err(|error| crate::chain(&error))?;
+        let allocated = self.plugin.inner.claims.allocated(driver, &pool).await?;
         self.list = Some(ClaimList { began, allocated });
         self.must_list = false;
         Ok(())
@@ -324,7 +349,7 @@ impl Owner {
 
     /// Decides what is to be published, stores what must be stored before, and
     /// says it. The answer is when claims have to be listed.
-    async fn decide(&mut self) -> Result<Option<Instant>, String> {
+    async fn decide(&mut self) -> Result<Option<Instant>, OwnerError> {
         let stored = self.channels.stored.borrow_and_update().clone();
         if self.counters && !stored.counters {
             // What is published without counters leaves out all that is not
@@ -381,8 +406,7 @@ impl Owner {
             next.list_at.map(|at| Instant::now() + Duration::from_millis(at.0.saturating_sub(now.0)));
         let removed = next.remove.clone();
         let slices = self.publication.take(next);
-        let slices: Result<Vec<PackedSlice>, _> = slices.iter().map(PackedSlice::pack).collect();
-        let slices = slices.map_err(|error| format!("a slice cannot be written: {error}"))?;
+        let slices = slices.iter().map(PackedSlice::pack).collect::<Result<Vec<_>, _>>()?;
         self.decided_on = self.bearing(&view);
         self.channels.layout.send_if_modified(|last| {
             if last.as_ref().is_some_and(|last| last.slices == slices) {
@@ -394,9 +418,8 @@ impl Owner {
         });
         for pci in removed {
             // Only tidiness: a record of nothing changes nothing.
-            let records = self.records.clone();
-            if let Ok(Err(error)) = tokio::task::spawn_blocking(move || records.remove(pci)).await {
-                warn!(%pci, %error, "the record of a withdrawn GPU cannot be removed");
+            if let Err(error) = self.records.remove(pci).await {
+                warn!(error = crate::chain(&error), "a record stays");
             }
         }
         Ok(list_at)
@@ -426,77 +449,6 @@ fn conditions<'a>(
             .extend(entry.allocation.iter().map(|allocated| allocated.device.clone()));
     }
     conditions
-}
-
-/// The files of the records.
-#[derive(Debug, Clone)]
-struct Records {
-    disk: Disk,
-    folder: PathBuf,
-    /// Also of a write that goes on in its thread: no other instance may read
-    /// the records before that has ended.
-    _lead: Arc<Lead>,
-}
-
-impl Records {
-    fn file_name(pci: PciAddress) -> String {
-        format!("{}.json", pci.dashed())
-    }
-
-    /// The records, and whether these are all: one that cannot be read is left
-    /// out, and the API server asked who holds what.
-    fn load(&self) -> std::io::Result<(Vec<GpuRecord>, bool)> {
-        self.disk.create_folder(&self.folder)?;
-        self.disk.sweep(&self.folder, "")?;
-        let (mut records, mut complete) = (Vec::new(), true);
-        for name in self.disk.list(&self.folder)? {
-            let content = match self.disk.read(&self.folder.join(&name)) {
-                Ok(Some(content)) => content,
-                Ok(None) => continue,
-                Err(error) => {
-                    complete = false;
-                    warn!(file = name, %error, "a record cannot be read and is not used");
-                    continue;
-                }
-            };
-            match serde_json::from_slice::<GpuRecord>(&content) {
-                Ok(record) if name == Self::file_name(record.pci) => records.push(record),
-                Ok(_) => {
-                    complete = false;
-                    warn!(file = name, "a record is of another GPU than its name says and is not used");
-                }
-                Err(error) => {
-                    complete = false;
-                    warn!(file = name, %error, "a record cannot be read and is not used");
-                }
-            }
-        }
-        Ok((records, complete))
-    }
-
-    async fn write_all(&self, records: Vec<GpuRecord>) -> Result<(), String> {
-        if records.is_empty() {
-            return Ok(());
-        }
-        let files = self.clone();
-        let write = move || {
-            records.iter().try_for_each(|record| {
-                files.write(record).map_err(|error| {
-                    format!("what is published of GPU {} cannot be stored: {error}", record.pci)
-                })
-            })
-        };
-        tokio::task::spawn_blocking(write).await.map_err(|error| error.to_string())?
-    }
-
-    fn write(&self, record: &GpuRecord) -> std::io::Result<()> {
-        let content = serde_json::to_vec(record).map_err(std::io::Error::other)?;
-        self.disk.replace(&self.folder, &Self::file_name(record.pci), &content, 0o600, Durability::Durable)
-    }
-
-    fn remove(&self, pci: PciAddress) -> std::io::Result<bool> {
-        self.disk.remove(&self.folder, &Self::file_name(pci), Durability::Durable)
-    }
 }
 
 fn now() -> Timestamp {

@@ -201,8 +201,7 @@ impl Publishing {
             rivals: outlets.rivals.clone(),
             stored: stored.subscribe(),
         };
-        let owner = Owner::new(self.plugin.clone(), channels, lead)
-            .context("the records of what was published cannot be read")?;
+        let owner = Owner::new(self.plugin.clone(), channels, lead)?;
         let desired = watch::Sender::new(None);
         // A claim on what is published must find somebody who prepares it.
         let (publisher, outcome) = Publisher::new(

@@ -7,7 +7,9 @@ use kerf_dra_driver::message::Message;
 use kerf_dra_driver::messages;
 use kerf_dra_driver::names::DriverName;
 use kerf_dra_driver::taint::Condition;
-use kerf_kubelet_plugin::{ObserveError, PluginError, Registration, Rival, RivalKind, ServeError, chain};
+use kerf_kubelet_plugin::{
+    ObserveError, OwnerError, PluginError, RecordError, Registration, Rival, RivalKind, ServeError, chain,
+};
 
 use crate::node::publishing::Standing;
 use crate::node::readiness::{unpublished, unregistered};
@@ -154,15 +156,26 @@ pub(super) fn readiness() -> Vec<Message> {
             "The device plugin is gone, and the pods that it gave GPUs to still run.",
             "Delete those pods: they have `nvidia.com/gpu` in their limits.";
     ));
-    let owner = include_str!("../../../kubelet-plugin/src/owner.rs");
-    all.push(written(
-        owner,
-        "the driver has not answered for",
-        "the driver has not answered for 30 s",
-        [
+    let said = |error: &OwnerError| chain(error);
+    all.extend(messages!(said, OwnerError, [
+        OwnerError::Observe(_), OwnerError::Claims(_), OwnerError::Record(_), OwnerError::Ended(_), OwnerError::Slice(_)
+    ],
+        OwnerError::Silent => OwnerError::Silent,
             "The driver hangs as a whole; no new claim gets a GPU of this node meanwhile, and prepared ones go on.",
-            "Look for Xid and NVRM lines in the kernel log; a hanging driver often needs a reboot.",
-        ],
+            "Look for Xid and NVRM lines in the kernel log; a hanging driver often needs a reboot.";
+    ));
+    let gpu = || GPU.parse().expect("an address");
+    let said = |error: &RecordError| chain(error);
+    all.extend(messages!(said, RecordError, [RecordError::Panicked, RecordError::Remove { .. }],
+        RecordError::Write { .. } => RecordError::Write { gpu: gpu(), source: full() },
+            "What is published is stored before, in `state/gpus/` of the plugin's folder; until then nothing new is published.",
+            "Make room, or see why the disk is read-only; kerf tries again by itself.";
+        RecordError::Folder { .. } => RecordError::Folder {
+            folder: PathBuf::from("/var/lib/kubelet/plugins/gpu.nvidia.com/state/gpus"),
+            source: denied(),
+        },
+            "kerf does not publish before it has read what was published before.",
+            "Make the folder readable and writable for root; kerf tries again by itself.";
     ));
     all.push(written(
         include_str!("../node/api_claims.rs"),
