@@ -16,12 +16,13 @@ use crate::model::{GpuModel, Settings};
 use crate::names::{DeviceName, PciAddress};
 use crate::published::{GpuRecord, merge};
 use crate::taint::Conditions;
-use crate::withdraw::{self, ClaimList, Timestamp};
+use crate::withdraw::{self, ClaimList, Settling, Timestamp};
 
 /// The records of a node's GPUs, as they are stored.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Publication {
     records: BTreeMap<PciAddress, GpuRecord>,
+    settling: Settling,
     fewer_links: FewerLinks,
 }
 
@@ -63,6 +64,7 @@ pub struct Next {
     /// When a LIST of claims is needed.
     pub list_at: Option<Timestamp>,
     all: BTreeMap<PciAddress, GpuRecord>,
+    settling: Settling,
     fewer_links: FewerLinks,
 }
 
@@ -70,7 +72,7 @@ impl Publication {
     /// Takes the records that were stored before.
     pub fn new(records: impl IntoIterator<Item = GpuRecord>) -> Self {
         let records = records.into_iter().map(|record| (record.pci, record)).collect();
-        Self { records, fewer_links: FewerLinks::default() }
+        Self { records, ..Self::default() }
     }
 
     /// Whether nothing was ever published, as far as is stored.
@@ -107,18 +109,14 @@ impl Publication {
 
         let mut known: BTreeSet<PciAddress> = self.records.keys().chain(models.keys()).copied().collect();
         known.extend(holding.iter().filter_map(DeviceName::gpu));
-        let mut all: BTreeMap<PciAddress, GpuRecord> = known
-            .iter()
-            .filter_map(|pci| {
-                let mut previous = self.records.get(pci).cloned();
-                if let Some(record) = previous.as_mut().filter(|_| is_stored) {
-                    record.stored(now);
-                }
-                Some((*pci, merged(*pci, previous.as_ref())?))
-            })
-            .collect();
+        let mut all: BTreeMap<PciAddress, GpuRecord> =
+            known.iter().filter_map(|pci| Some((*pci, merged(*pci, self.records.get(pci))?))).collect();
 
-        let decision = withdraw::decide(all.values(), held, list, now);
+        let mut settling = self.settling.clone();
+        if is_stored {
+            settling.stored(self.records.values(), now);
+        }
+        let decision = withdraw::decide(all.values(), &settling, held, list, now);
         let leaving: BTreeSet<PciAddress> = decision.withdraw.iter().filter_map(DeviceName::gpu).collect();
         for pci in leaving {
             let Some(mut record) = all.remove(&pci) else { continue };
@@ -127,6 +125,8 @@ impl Publication {
                 all.insert(pci, record);
             }
         }
+
+        settling.keep(all.values());
 
         let records: Vec<GpuRecord> = all.values().cloned().collect();
         let slices = if counters {
@@ -137,13 +137,14 @@ impl Publication {
         let write =
             records.into_iter().filter(|record| self.records.get(&record.pci) != Some(record)).collect();
         let remove = self.records.keys().filter(|pci| !all.contains_key(pci)).copied().collect();
-        Next { write, remove, slices, list_at: decision.list_at, all, fewer_links }
+        Next { write, remove, slices, list_at: decision.list_at, all, settling, fewer_links }
     }
 
     /// Takes over what was decided, once its records are stored. The answer is
     /// what to publish.
     pub fn take(&mut self, next: Next) -> Vec<ResourceSliceSpec> {
         self.records = next.all;
+        self.settling = next.settling;
         self.fewer_links = next.fewer_links;
         next.slices
     }
@@ -251,6 +252,32 @@ mod tests {
         assert!(is_tainted(&next.slices, HELD));
         node.list = Some(ClaimList { began: node.now, allocated: BTreeSet::new() });
         assert!(device(&node.step(), HELD).is_none());
+    }
+
+    #[test]
+    fn a_time_that_a_former_process_stored_is_not_believed() {
+        for clock in [0, 999_999, 1_000_000, 40_000_000_000, u64::MAX] {
+            let mut node = Node::new();
+            node.settings.mig_profiles = ProfileFilter::Only(BTreeSet::new());
+            node.step();
+            node.step();
+            let stored = node.publication.records().map(|record| {
+                let mut json = serde_json::to_value(record).expect("a record");
+                json["devices"][HELD]["leaving"]["taintedSince"] = clock.into();
+                serde_json::from_value(json).expect("a record")
+            });
+            node.publication = Publication::new(stored.collect::<Vec<_>>());
+            node.is_stored = false;
+            node.list = Some(ClaimList { began: node.now, allocated: BTreeSet::new() });
+            assert!(is_tainted(&node.step(), HELD), "withdrawn before its taint has settled: {clock}");
+            node.is_stored = true;
+            node.step();
+            node.now = node.now.after(SETTLE);
+            let next = node.next();
+            assert_eq!(next.list_at, Some(node.now), "stored was {clock}");
+            node.list = Some(ClaimList { began: node.now, allocated: BTreeSet::new() });
+            assert!(device(&node.step(), HELD).is_none(), "it stays for ever: {clock}");
+        }
     }
 
     #[test]

@@ -16,7 +16,6 @@ use serde::{Deserialize, Serialize};
 use crate::inventory::{MigMode, Placement};
 use crate::model::{Counters, GpuModel, ModelDevice, Occupied};
 use crate::names::{DeviceName, PciAddress};
-use crate::withdraw::Timestamp;
 
 /// The version of the record's format. A newer one may be read as long as the
 /// fields below keep their meaning; fields that are not known are kept.
@@ -77,10 +76,6 @@ pub struct PublishedDevice {
 pub struct Leaving {
     /// Why.
     pub reason: LeavingReason,
-    /// Since when the API server holds the device with its taint; absent until
-    /// then.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tainted_since: Option<Timestamp>,
 }
 
 /// Why a device is no longer wanted as it is published.
@@ -106,16 +101,7 @@ impl GpuRecord {
         published.chain(&self.unpublishable)
     }
 
-    /// Notes that the API server holds this record's slices as laid out: from
-    /// now on the settling time of each taint runs.
-    pub fn stored(&mut self, now: Timestamp) {
-        let published = self.devices.values_mut().filter_map(|published| published.leaving.as_mut());
-        for leaving in published.chain(self.unpublishable.values_mut()) {
-            leaving.tainted_since.get_or_insert(now);
-        }
-    }
-
-    /// Takes out what [`withdraw::decide`](crate::withdraw::decide) allowed.
+    /// Takes out what [`withdraw`](crate::withdraw) allowed.
     /// [`merge`] it again afterwards: what left may be wanted in another form.
     pub fn withdraw(&mut self, names: &[DeviceName]) {
         for name in names {
@@ -164,7 +150,8 @@ pub fn merge(
             }
             wanted => {
                 let reason = leaving_reason(&old.device, wanted.map(|wanted| &wanted.device), current);
-                devices.insert(name.clone(), still_there(old, reason));
+                let leaving = Some(Leaving { reason });
+                devices.insert(name.clone(), PublishedDevice { leaving, ..old.clone() });
             }
         }
     }
@@ -204,13 +191,6 @@ fn keep_untold(model: &GpuModel, wanted: &mut ModelDevice, old: &ModelDevice) {
     }
 }
 
-/// A device that stays as it was published. Its settling time goes on only if
-/// it was leaving already.
-fn still_there(old: &PublishedDevice, reason: LeavingReason) -> PublishedDevice {
-    let tainted_since = old.leaving.as_ref().and_then(|leaving| leaving.tainted_since);
-    PublishedDevice { leaving: Some(Leaving { reason, tainted_since }), ..old.clone() }
-}
-
 /// The held devices that cannot be published, and those of before that may
 /// not be forgotten yet: their claims may not be prepared.
 fn unpublishable(
@@ -221,7 +201,7 @@ fn unpublishable(
 ) -> BTreeMap<DeviceName, Leaving> {
     let mut all = previous.map(|record| record.unpublishable.clone()).unwrap_or_default();
     for name in held.iter().filter(|name| name.gpu() == Some(pci)) {
-        all.entry(name.clone()).or_insert(Leaving { reason: LeavingReason::Withheld, tainted_since: None });
+        all.entry(name.clone()).or_insert(Leaving { reason: LeavingReason::Withheld });
     }
     all.retain(|name, _| !devices.contains_key(name));
     all

@@ -6,12 +6,12 @@
 //! The journal knows claims that are prepared, the LIST those that are
 //! allocated but not prepared yet.
 //!
-//! This module owns that rule. It makes no LIST and reads no clock.
+//! This module owns that rule. It makes no LIST and reads no clock. No time
+//! that it decides by is ever stored: a clock that was set in between, or a
+//! boot, would make another time of it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-
-use serde::{Deserialize, Serialize};
 
 use crate::names::DeviceName;
 use crate::published::GpuRecord;
@@ -22,10 +22,10 @@ pub const SETTLE: Duration = Duration::from_secs(30);
 /// is made anew where it showed an allocation.
 pub const LIST_FRESH: Duration = Duration::from_mins(1);
 
-/// An instant on the wall clock, in milliseconds since 1970. It is stored, so
-/// a monotonic clock would not do; a clock set back only makes a device wait.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
+/// An instant on a clock that nobody can set and that goes on while the node
+/// sleeps, in milliseconds since its boot (`CLOCK_BOOTTIME`). It is not the
+/// clock of tokio, which stands still meanwhile: claims are allocated then too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(pub u64);
 
 impl Timestamp {
@@ -45,9 +45,33 @@ pub struct ClaimList {
     pub allocated: BTreeSet<DeviceName>,
 }
 
+/// Since when the API server is known to hold each device that leaves with its
+/// taint. A process that starts begins anew: that is 30 s later, and never too
+/// early.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Settling(BTreeMap<DeviceName, Timestamp>);
+
+impl Settling {
+    /// Notes that the API server holds these records' slices as laid out: from
+    /// now on the settling time of each taint runs.
+    pub(crate) fn stored<'a>(&mut self, records: impl IntoIterator<Item = &'a GpuRecord>, now: Timestamp) {
+        for (name, _) in records.into_iter().flat_map(GpuRecord::leaving) {
+            self.0.entry(name.clone()).or_insert(now);
+        }
+    }
+
+    /// Forgets what does not leave any more: should it leave again, its taint
+    /// is another one.
+    pub(crate) fn keep<'a>(&mut self, records: impl IntoIterator<Item = &'a GpuRecord>) {
+        let leaving: BTreeSet<&DeviceName> =
+            records.into_iter().flat_map(GpuRecord::leaving).map(|(name, _)| name).collect();
+        self.0.retain(|name, _| leaving.contains(name));
+    }
+}
+
 /// What to do about the devices that leave.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Decision {
+pub(crate) struct Decision {
     /// These stay published with their taint.
     pub keep: Vec<DeviceName>,
     /// These may go now.
@@ -60,15 +84,16 @@ pub struct Decision {
 /// Decides about all devices that leave, of all GPUs.
 ///
 /// `held` are the devices of journal entries, read after the LIST ended.
-pub fn decide<'a>(
+pub(crate) fn decide<'a>(
     records: impl IntoIterator<Item = &'a GpuRecord>,
+    settling: &Settling,
     held: &BTreeSet<DeviceName>,
     list: Option<&ClaimList>,
     now: Timestamp,
 ) -> Decision {
     let mut decision = Decision::default();
-    for (name, leaving) in records.into_iter().flat_map(GpuRecord::leaving) {
-        let settled = leaving.tainted_since.map(|since| since.after(SETTLE));
+    for (name, _) in records.into_iter().flat_map(GpuRecord::leaving) {
+        let settled = settling.0.get(name).map(|since| since.after(SETTLE));
         match verdict(settled, held.contains(name), list, name, now) {
             Verdict::Withdraw => decision.withdraw.push(name.clone()),
             Verdict::Keep { list_at } => {

@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use kerf_dra_driver::inventory::{GpuInstance, Inventory};
 use kerf_dra_driver::layout::PackedSlice;
@@ -20,6 +20,7 @@ use kerf_dra_driver::publication::{Knowledge, Publication};
 use kerf_dra_driver::published::GpuRecord;
 use kerf_dra_driver::taint::Conditions;
 use kerf_dra_driver::withdraw::{ClaimList, LIST_FRESH, Timestamp};
+use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -452,7 +453,7 @@ fn conditions<'a>(
 }
 
 fn now() -> Timestamp {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since = Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default();
     Timestamp(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }
 

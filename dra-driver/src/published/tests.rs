@@ -137,7 +137,6 @@ fn a_held_device_that_nobody_can_cost_taints_its_gpu_until_its_claim_is_gone() {
     // Whoever holds it may not be prepared: the journal forgets, this does not.
     let mut record = merged(Some(&record), &model, &BTreeSet::new());
     assert_eq!(taints(&record, NAME_1G), ["withheld"]);
-    record.stored(Timestamp(0));
     record.withdraw(&[DeviceName::parse(unknown).expect("a name")]);
     assert_eq!(taints(&merged(Some(&record), &model, &BTreeSet::new()), NAME_1G), [""; 0]);
     // And where the GPU is not even there.
@@ -232,12 +231,11 @@ fn an_attribute_of_a_kind_that_a_later_version_wrote_costs_no_record() {
 
 #[test]
 fn a_record_is_read_back_with_fields_of_another_version() {
-    let mut record = merged(
+    let record = merged(
         None,
         &model_with(&settings(), &a100(), &[instance(&a100(), "3g.20gb", 4)]),
         &names([NAME_1G]),
     );
-    record.stored(Timestamp(7));
     let mut json = serde_json::to_value(&record).expect("a record");
     json["later"] = 1.into();
     json["devices"][NAME_1G]["later"] = 2.into();

@@ -31,7 +31,7 @@ enum Event {
     Upgrade(bool),
     Wait(u64),
     List,
-    Restart,
+    Restart { clock: u64 },
     RecordsLost,
 }
 
@@ -48,7 +48,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         1 => any::<bool>().prop_map(Event::Upgrade),
         6 => prop_oneof![Just(1), Just(29), Just(31), Just(61)].prop_map(Event::Wait),
         6 => Just(Event::List),
-        1 => Just(Event::Restart),
+        1 => any::<u64>().prop_map(|clock| Event::Restart { clock }),
         1 => Just(Event::RecordsLost),
     ];
     prop::collection::vec(event, 20..80)
@@ -74,6 +74,7 @@ struct World {
     absent: BTreeSet<PciAddress>,
     foreign: BTreeMap<PciAddress, Vec<GpuInstance>>,
     records: BTreeMap<PciAddress, GpuRecord>,
+    settling: Settling,
     list: Option<ClaimList>,
     claims: Vec<Claim>,
     /// What the API server stored, with the time; the newest last.
@@ -113,6 +114,7 @@ impl World {
             absent: BTreeSet::new(),
             foreign: BTreeMap::new(),
             records: BTreeMap::new(),
+            settling: Settling::default(),
             list: None,
             claims: Vec::new(),
             stored: VecDeque::new(),
@@ -130,14 +132,15 @@ impl World {
     fn publish(&mut self) {
         let held = self.held(false);
         self.merge(&held);
-        let decision = decide(self.records.values(), &held, self.list.as_ref(), self.now);
+        let decision = decide(self.records.values(), &self.settling, &held, self.list.as_ref(), self.now);
         if !decision.withdraw.is_empty() {
             self.records.values_mut().for_each(|record| record.withdraw(&decision.withdraw));
             self.merge(&held);
         }
         let records: Vec<_> = self.records.values().cloned().collect();
         let slices = layout(&self.settings, &records, &Conditions::default());
-        self.records.values_mut().for_each(|record| record.stored(self.now));
+        self.settling.keep(self.records.values());
+        self.settling.stored(self.records.values(), self.now);
         self.check(&slices);
         self.stored.push_back((self.now, slices));
         // A scheduler that is further behind has been told otherwise.
@@ -223,6 +226,23 @@ impl World {
         }
     }
 
+    /// Another process, maybe in another boot: it has the records as a former
+    /// version wrote them, with the time of a clock that was set since.
+    fn restart(&mut self, clock: u64) {
+        (self.list, self.settling, self.now) = (None, Settling::default(), Timestamp(clock % 1_000_000));
+        for record in self.records.values_mut() {
+            let mut json = serde_json::to_value(&*record).expect("a record");
+            for device in json["devices"].as_object_mut().expect("devices").values_mut() {
+                if let Some(leaving) = device.get_mut("leaving") {
+                    leaving["taintedSince"] = clock.into();
+                }
+            }
+            *record = serde_json::from_value(json).expect("a record");
+        }
+        // Schedulers know what was published before.
+        self.stored.iter_mut().for_each(|(since, _)| *since = self.now);
+    }
+
     fn step(&mut self, event: &Event) {
         match *event {
             Event::Allocate { pick, behind } => self.allocate(pick, behind),
@@ -274,7 +294,7 @@ impl World {
             Event::List => {
                 self.list = Some(ClaimList { began: self.now, allocated: self.held(true) });
             }
-            Event::Restart => self.list = None,
+            Event::Restart { clock } => self.restart(clock),
             Event::RecordsLost => {
                 // The claims are listed before anything is published again.
                 self.records.clear();
@@ -314,7 +334,7 @@ fn what_nobody_holds_goes_in_the_end() {
     assert_eq!(tainted(&world), 0);
 }
 
-fn leaving(tainted_since: Option<u64>) -> GpuRecord {
+fn leaving(tainted_since: Option<u64>) -> (GpuRecord, Settling) {
     let gpu = mig_on(gpu(Model::A30, "0000:65:00.0"));
     let model = GpuModel::of(&settings(), &inventory([gpu.clone()]), &gpu, &[]);
     let record = merge(gpu.pci, None, Some(&model), &BTreeSet::new()).expect("there");
@@ -323,11 +343,12 @@ fn leaving(tainted_since: Option<u64>) -> GpuRecord {
         ..settings()
     };
     let model = GpuModel::of(&filter, &inventory([gpu.clone()]), &gpu, &[]);
-    let mut record = merge(gpu.pci, Some(&record), Some(&model), &BTreeSet::new()).expect("there");
+    let record = merge(gpu.pci, Some(&record), Some(&model), &BTreeSet::new()).expect("there");
+    let mut settling = Settling::default();
     if let Some(since) = tainted_since {
-        record.stored(Timestamp(since));
+        settling.stored([&record], Timestamp(since));
     }
-    record
+    (record, settling)
 }
 
 #[test]
@@ -335,8 +356,11 @@ fn a_list_is_asked_for_when_the_taint_has_settled_and_not_before() {
     let all = || names(["gpu-0000-65-00-0-mig-4g-24gb-0"]);
     let none = BTreeSet::new;
     let list = |began: u64, allocated: BTreeSet<DeviceName>| ClaimList { began: Timestamp(began), allocated };
-    let list_at = |record: &GpuRecord, held: &BTreeSet<DeviceName>, list: Option<ClaimList>, now: u64| {
-        let decision = decide([record], held, list.as_ref(), Timestamp(now));
+    let list_at = |(record, settling): &(GpuRecord, Settling),
+                   held: &BTreeSet<DeviceName>,
+                   list: Option<ClaimList>,
+                   now: u64| {
+        let decision = decide([record], settling, held, list.as_ref(), Timestamp(now));
         assert_eq!(decision.keep.len() + decision.withdraw.len(), 1);
         (decision.withdraw.len(), decision.list_at.map(|at| at.0))
     };
