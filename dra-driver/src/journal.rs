@@ -192,6 +192,13 @@ impl Entry {
         self.boot_id == *boot && self.partitions().any(|step| step.gpu == gpu && owns(step))
     }
 
+    /// Whether it has devices or steps of a later version: only that knows what
+    /// its containers get.
+    pub fn is_partly_unknown(&self) -> bool {
+        self.devices.iter().any(|device| matches!(device, Device::Unknown(_)))
+            || self.steps.iter().any(|step| matches!(step, Step::Unknown(_)))
+    }
+
     /// The devices that nobody else may use as long as this entry stands.
     ///
     /// None for an entry of another boot, until it is prepared again; for one

@@ -26,8 +26,10 @@ pub enum StepError {
     /// The journal could not be written, so nothing was done.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A step of a later version.
-    #[error("the entry has a step that this version does not know; the version that wrote it can undo it")]
+    /// A device or step of a later version.
+    #[error(
+        "the entry has a device or step that this version does not know; the version that wrote it can undo it"
+    )]
     Unknown,
 }
 

@@ -108,6 +108,15 @@ impl Work {
         if claim.allocation.is_empty() {
             return Ok(Outcome::Done(Vec::new()));
         }
+        if let Some(own) = own.as_ref().filter(|own| own.is_partly_unknown()) {
+            // What this version would plan and write lacks what it does not know.
+            let has_spec = self.cdi.entry(&own.uid).is_some();
+            return if has_spec {
+                Ok(Outcome::Done(self.answer(own)))
+            } else {
+                Err(StepError::Unknown.into())
+            };
+        }
         // What the spec will need, before hardware is changed for it.
         self.hook.ensure()?;
         let inventory = self.fresh(&claim.gpus(), known)?;
@@ -149,8 +158,7 @@ impl Work {
 
     /// Makes the outputs of a completed entry of this boot right.
     pub(crate) fn check(&self, entry: &Entry) -> Result<(), PrepareError> {
-        if entry.devices.iter().any(|device| matches!(device, Device::Unknown(_))) {
-            // The version that made them knows what its containers get.
+        if entry.is_partly_unknown() {
             return Ok(());
         }
         for step in entry.partitions() {

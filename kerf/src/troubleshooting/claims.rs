@@ -236,7 +236,7 @@ fn step() -> Vec<Message> {
             "The driver refused a change of the GPU. Here processes have the GPU open, and the MIG mode changes only when none has.",
             "Stop the named processes; monitors (dcgm, dcgm-exporter) and nvidia-persistenced are the usual ones. Other answers are listed below.";
         StepError::Unknown => StepError::Unknown,
-            "kerf was downgraded by more than one version while a claim was prepared.",
+            "kerf was downgraded while a claim was prepared in a way that the older version does not know.",
             "Install the newer version again until the claims of that time are gone.";
     )
 }

@@ -11,6 +11,7 @@ mod prepare;
 mod reconcile;
 mod rivals;
 mod sockets;
+mod versions;
 
 use kerf_dra_driver::inventory::MigMode;
 use kerf_dra_driver::names::{DeviceName, PciAddress};
