@@ -59,6 +59,15 @@ pub fn install(cluster: &Cluster, values: Values) -> Result<()> {
     Ok(())
 }
 
+/// Removes the chart; returns when its pods are gone.
+pub fn uninstall(cluster: &Cluster) -> Result<()> {
+    let mut helm = cluster.helm();
+    // In the foreground: else the chart is gone long before the pods are.
+    helm.args(["uninstall", RELEASE, "--namespace", NAMESPACE, "--cascade", "foreground"]);
+    exec::output(helm.args(["--wait", "--timeout", "3m"])).context("cannot remove the chart")?;
+    Ok(())
+}
+
 /// What kerf's pods have logged, those that were restarted included.
 pub fn logs(cluster: &Cluster) -> String {
     let selector = format!("--selector=app.kubernetes.io/instance={RELEASE}");

@@ -140,8 +140,7 @@ fn controllers(scene: &Scene<'_>) -> Result<()> {
             },
         },
     });
-    let mut once = Pod::new("unused").container_with_limits("main", &limits).spec();
-    once["restartPolicy"] = json!("Never");
+    let mut once = Pod::new("unused").container_with_limits("main", &limits).once().spec();
     once["containers"][0]["command"] = json!(["nvidia-smi", "-L"]);
     let job = json!({
         "apiVersion": "batch/v1",

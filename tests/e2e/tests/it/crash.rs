@@ -1,10 +1,12 @@
 //! kerf dies at the worst instants; pods are withdrawn at the worst instants.
-//! What it had begun is finished or undone, and nothing else is touched.
+//! What it had begun is finished or undone, nothing else is touched, and in the
+//! end all that looks free can be had.
 
 use anyhow::{Context as _, Result, ensure};
 use kerf_e2e::{Case, LIMIT, Needs, Scene, wait_until, watch_until};
 use serde_json::Value;
 
+use crate::aftermath;
 use crate::ground::{self, Instance};
 use crate::workload::{self, Workload};
 
@@ -97,7 +99,7 @@ fn runs_and_ends(scene: &Scene<'_>, name: &str, foreign: &[(usize, Instance)]) -
 }
 
 fn died_in_prepare(scene: &Scene<'_>) -> Result<()> {
-    ground::clean(scene, || {
+    aftermath::clean(scene, || {
         let foreign = neighbour(scene)?;
         for (call, when) in
             [(CREATE, "before"), (CREATE, "after"), (CREATE_COMPUTE, "before"), (CREATE_COMPUTE, "after")]
@@ -115,7 +117,7 @@ fn died_in_prepare(scene: &Scene<'_>) -> Result<()> {
 }
 
 fn died_in_unprepare(scene: &Scene<'_>) -> Result<()> {
-    ground::clean(scene, || {
+    aftermath::clean(scene, || {
         let foreign = neighbour(scene)?;
         for (call, when) in
             [(DESTROY_COMPUTE, "before"), (DESTROY_COMPUTE, "after"), (DESTROY, "before"), (DESTROY, "after")]
@@ -173,7 +175,7 @@ fn await_stop(scene: &Scene<'_>, stop: &Stop) -> Result<()> {
 }
 
 fn killed_in_prepare(scene: &Scene<'_>) -> Result<()> {
-    ground::clean(scene, || {
+    aftermath::clean(scene, || {
         let foreign = neighbour(scene)?;
         for stop in &IN_PREPARE {
             for deleted in [false, true] {
@@ -199,7 +201,7 @@ fn killed_in_prepare(scene: &Scene<'_>) -> Result<()> {
 }
 
 fn killed_in_unprepare(scene: &Scene<'_>) -> Result<()> {
-    ground::clean(scene, || {
+    aftermath::clean(scene, || {
         let foreign = neighbour(scene)?;
         for stop in &IN_UNPREPARE {
             Workload::new("victim", CLASS).run(scene)?;
@@ -218,7 +220,7 @@ fn killed_in_unprepare(scene: &Scene<'_>) -> Result<()> {
 }
 
 fn died_changing_mode(scene: &Scene<'_>) -> Result<()> {
-    ground::clean(scene, || {
+    aftermath::clean(scene, || {
         for when in ["before", "after"] {
             eprintln!("  dying {when} the mode changes");
             // The first GPU is brought out of MIG mode by a claim of all of it.
@@ -238,7 +240,7 @@ fn died_changing_mode(scene: &Scene<'_>) -> Result<()> {
 }
 
 fn withdrawn_pods(scene: &Scene<'_>) -> Result<()> {
-    ground::clean(scene, || {
+    aftermath::clean(scene, || {
         let foreign = neighbour(scene)?;
         for (call, when) in [(CREATE, "before"), (CREATE, "after"), (CREATE_COMPUTE, "after")] {
             eprintln!("  deleted by force {when} {call}");

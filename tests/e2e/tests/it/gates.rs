@@ -2,17 +2,14 @@
 //! there is given out to nobody.
 
 use std::collections::BTreeSet;
-use std::io::Read as _;
-use std::process::{Child, Stdio};
-use std::sync::mpsc;
-use std::thread::{self, JoinHandle};
 
-use anyhow::{Context as _, Result, anyhow, ensure};
-use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::resource::v1::Device;
 use kerf_e2e::{Case, LIMIT, Needs, Scene, wait_until};
 
-use crate::ground::{self, DRIVER, Machine};
+use crate::ground::{self, Machine};
 use crate::publishing;
+use crate::watch::{Stored, Watch};
 use crate::workload::{self, Workload, on_gpu};
 
 /// The cases of this file.
@@ -47,49 +44,6 @@ fn with_gates(scene: &Scene<'_>, case: impl FnOnce() -> Result<()>) -> Result<()
         }
         outcome
     })
-}
-
-/// Every version of our slices that the API server stored while it was there.
-struct Watch {
-    kubectl: Child,
-    output: JoinHandle<std::io::Result<String>>,
-}
-
-impl Watch {
-    fn begin(scene: &Scene<'_>) -> Result<Self> {
-        let mut kubectl = scene.cluster.kubectl();
-        kubectl.args(["get", "resourceslices", "--watch", "--output=json"]);
-        let mut kubectl = kubectl.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
-        let mut output = kubectl.stdout.take().context("kubectl has no output")?;
-        let (listed, has_listed) = mpsc::channel();
-        let output = thread::spawn(move || {
-            let mut text = vec![0];
-            // Only what is stored from here on is seen for certain.
-            output.read_exact(&mut text)?;
-            let _ = listed.send(());
-            output.read_to_end(&mut text)?;
-            String::from_utf8(text).map_err(std::io::Error::other)
-        });
-        has_listed.recv_timeout(LIMIT).context("kubectl lists no slices")?;
-        Ok(Self { kubectl, output })
-    }
-
-    fn end(mut self) -> Result<Vec<ResourceSlice>> {
-        self.kubectl.kill()?;
-        self.kubectl.wait()?;
-        let text = self.output.join().map_err(|_| anyhow!("reading kubectl's output panicked"))??;
-        let mut versions = Vec::new();
-        for version in serde_json::Deserializer::from_str(&text).into_iter::<ResourceSlice>() {
-            match version {
-                Ok(version) => versions.push(version),
-                // The last one may be cut off.
-                Err(error) if error.is_eof() => break,
-                Err(error) => return Err(error.into()),
-            }
-        }
-        versions.retain(|slice| slice.spec.driver == DRIVER);
-        Ok(versions)
-    }
 }
 
 /// A GPU of which a partition is held and one that is held whole, and for each
@@ -136,9 +90,9 @@ impl Held {
 
     /// Fails if a device of a held GPU was free in any version of a slice, or a
     /// held one without a reason for nobody else to get it.
-    fn was_never_free(&self, versions: &[ResourceSlice]) -> Result<()> {
-        ensure!(!versions.is_empty(), "no version of a slice was seen");
-        let devices = versions.iter().flat_map(|slice| slice.spec.devices.iter().flatten());
+    fn was_never_free(&self, stored: &[Stored]) -> Result<()> {
+        ensure!(!stored.is_empty(), "no version of a slice was seen");
+        let devices = stored.iter().flat_map(|stored| stored.slice.spec.devices.iter().flatten());
         let free: BTreeSet<&str> =
             devices.filter(|device| self.is_free(device)).map(|device| device.name.as_str()).collect();
         ensure!(free.is_empty(), "these could be given out: {free:?}");

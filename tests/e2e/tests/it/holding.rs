@@ -9,6 +9,7 @@ use k8s_openapi::api::resource::v1::Device;
 use kerf_e2e::{Case, LIMIT, Needs, Scene, Values, wait_until, watch_until};
 use serde_json::json;
 
+use crate::aftermath;
 use crate::ground::{self, Machine};
 use crate::workload::{self, Workload, on_gpu};
 
@@ -180,7 +181,7 @@ fn occupied_by_others(scene: &Scene<'_>) -> Result<()> {
 }
 
 fn restarted(scene: &Scene<'_>) -> Result<()> {
-    ground::clean(scene, || {
+    aftermath::clean(scene, || {
         let held = Held::new(scene)?;
         for how in [ground::kill_driver, ground::renew_driver] {
             how(scene)?;

@@ -1,7 +1,10 @@
 //! The end-to-end tests.
 
+mod aftermath;
 mod allocation;
+mod api_away;
 mod asking;
+mod away;
 mod compatibility;
 mod crash;
 mod exclusion;
@@ -19,7 +22,9 @@ mod restart;
 mod rival;
 mod rollout;
 mod slices;
+mod uninstall;
 mod visibility;
+mod watch;
 mod workload;
 
 use std::process::ExitCode;
@@ -181,6 +186,9 @@ fn main() -> ExitCode {
             holding::CASES,
             foreign::CASES,
             crash::CASES,
+            away::CASES,
+            api_away::CASES,
+            uninstall::CASES,
             gates::CASES,
             rival::CASES,
             compatibility::CASES,

@@ -78,6 +78,7 @@ pub(crate) struct Pod {
     containers: Vec<Value>,
     scheduler: Option<String>,
     user_namespace: bool,
+    once: bool,
 }
 
 impl Pod {
@@ -89,6 +90,7 @@ impl Pod {
             containers: Vec::new(),
             scheduler: None,
             user_namespace: false,
+            once: false,
         }
     }
 
@@ -134,6 +136,12 @@ impl Pod {
         self
     }
 
+    /// When its containers have ended, it has.
+    pub(crate) fn once(mut self) -> Self {
+        self.once = true;
+        self
+    }
+
     /// The manifest.
     pub(crate) fn json(&self) -> Value {
         json!({ "apiVersion": "v1", "kind": "Pod", "metadata": self.metadata, "spec": self.spec() })
@@ -152,6 +160,9 @@ impl Pod {
         }
         if self.user_namespace {
             spec["hostUsers"] = json!(false);
+        }
+        if self.once {
+            spec["restartPolicy"] = json!("Never");
         }
         spec
     }

@@ -7,6 +7,7 @@ use kerf_e2e::{Case, LIMIT, Needs, Scene, wait_until};
 use xtask::cluster::Component;
 use xtask::exec;
 
+use crate::aftermath;
 use crate::ground;
 use crate::workload::{self, Workload};
 
@@ -46,7 +47,7 @@ fn survive_restarts(scene: &Scene<'_>) -> Result<()> {
         }),
         ("kerf has another pod", &|| ground::renew_driver(scene)),
     ];
-    ground::clean(scene, || {
+    aftermath::clean(scene, || {
         for pod in PODS {
             pod.run(scene)?;
         }
@@ -95,7 +96,7 @@ fn reboot(scene: &Scene<'_>) -> Result<()> {
 }
 
 fn machine(scene: &Scene<'_>) -> Result<()> {
-    ground::clean(scene, || {
+    aftermath::clean(scene, || {
         let mut before = Vec::new();
         for pod in PODS {
             before.push((pod.run(scene)?, workload::device_of(scene, pod.name)?));

@@ -1,6 +1,6 @@
 //! A new version of kerf replaces the old one while pods come and go.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,8 +10,10 @@ use kerf_e2e::{Case, LIMIT, Needs, Scene, wait_until};
 use serde_json::json;
 use xtask::driver::Values;
 
+use crate::aftermath;
 use crate::ground::{self, DRIVER};
 use crate::manifest::{self, SMALL, WHOLE, request, requests};
+use crate::slices;
 use crate::workload;
 
 /// The cases of this file.
@@ -31,7 +33,7 @@ fn under_load(scene: &Scene<'_>) -> Result<()> {
     ground::clean_values(scene, || {
         scene.apply(&manifest::lone("lasting", &requests(&[request("gpu", WHOLE)])))?;
         scene.await_running("lasting")?;
-        let (before, lasting) = (slices(scene)?, workload::identity(scene, "lasting")?);
+        let (before, lasting) = (slices::revisions(scene)?, workload::identity(scene, "lasting")?);
         let mut pods = Pods::default();
         // Twice: then the elder is one that was rolled out itself.
         for round in 0..2 {
@@ -51,7 +53,7 @@ fn under_load(scene: &Scene<'_>) -> Result<()> {
         }
         ensure!(pods.made > 2 * MOST, "only {} pods came", pods.made);
         pods.end(scene)?;
-        let now = slices(scene)?;
+        let now = slices::revisions(scene)?;
         ensure!(now == before, "slices were {before:?} and are {now:?}");
         ensure!(workload::identity(scene, "lasting")? == lasting, "the pod that ran all the time noticed");
         wait_until("only one instance has sockets", LIMIT, || {
@@ -63,15 +65,8 @@ fn under_load(scene: &Scene<'_>) -> Result<()> {
         })?;
         scene.delete("pod/lasting")?;
         ground::await_nothing_left(scene, &[])
-    })
-}
-
-/// What changes when a slice is written.
-fn slices(scene: &Scene<'_>) -> Result<BTreeMap<String, String>> {
-    let slices = ground::slices(scene)?.into_iter().map(|slice| slice.metadata);
-    Ok(slices
-        .map(|slice| (slice.name.unwrap_or_default(), slice.resource_version.unwrap_or_default()))
-        .collect())
+    })?;
+    aftermath::all_is_given_out(scene)
 }
 
 /// Pods with a partition each: when there are enough, the oldest goes.
@@ -100,7 +95,9 @@ impl Pods {
         let Some(name) = self.there.pop_front() else { return Ok(()) };
         scene.await_running(&name)?;
         let events = scene.events(&name)?;
-        ensure!(!events.contains("Failed"), "{name} had to be tried again:\n{events}");
+        // The claim's controller may not have seen the template yet.
+        let mut others = events.lines().filter(|event| !event.starts_with("FailedResourceClaimCreation:"));
+        ensure!(!others.any(|event| event.contains("Failed")), "{name} had to be tried again:\n{events}");
         scene.delete(&format!("pod/{name}"))
     }
 

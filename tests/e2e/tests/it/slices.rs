@@ -8,6 +8,7 @@ use kerf_e2e::{Case, LIMIT, Needs, Scene, wait_until};
 use serde_json::{Value, json};
 
 use crate::ground;
+use crate::watch::{self, Watch};
 use crate::workload::{self, Workload};
 
 /// The cases of this file.
@@ -151,12 +152,16 @@ fn edited(scene: &Scene<'_>) -> Result<()> {
         }),
     ];
     become_right_again(scene, |right_again| {
+        let watch = Watch::begin(scene)?;
         for (what, pointer, edit) in edits {
             let mut slice = slice_with(scene, pointer)?;
             edit(&mut slice).context(what)?;
             replace(scene, &slice)?;
             right_again(what)?;
         }
+        // Other cases rely on its being noticed.
+        let noticed = watch::nothing_was_withdrawn(&watch.end()?).is_err();
+        ensure!(noticed, "nobody saw that a device was withdrawn for a moment");
         Ok(())
     })
 }
@@ -219,7 +224,8 @@ fn make_strangers(scene: &Scene<'_>, right_again: &dyn Fn(&str) -> Result<()>) -
     scene.kubectl(&["delete", "resourceslice", "e2e-other-driver"]).map(drop)
 }
 
-fn revisions(scene: &Scene<'_>) -> Result<Vec<(Option<String>, Option<String>)>> {
+/// What changes when a slice is written.
+pub(crate) fn revisions(scene: &Scene<'_>) -> Result<Vec<(Option<String>, Option<String>)>> {
     let slices = ground::slices(scene)?.into_iter();
     Ok(slices.map(|slice| (slice.metadata.name, slice.metadata.resource_version)).collect())
 }
