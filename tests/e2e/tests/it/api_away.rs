@@ -81,12 +81,12 @@ fn api_away(scene: &Scene<'_>) -> Result<()> {
         ground::agree(scene, &[])?;
         let now = slices::revisions(scene)?;
         ensure!(now == slices, "slices were {slices:?} and are {now:?}");
+        aftermath::all_is_given_out(scene, &["lasting"])?;
         for Ending { pod, .. } in &pods {
             scene.delete(&format!("pod/{pod}"))?;
             scene.delete(&format!("resourceclaim/{pod}"))?;
         }
         workload::end(scene, "lasting")?;
         ground::await_nothing_left(scene, &[])
-    })?;
-    aftermath::all_is_given_out(scene)
+    })
 }

@@ -90,14 +90,14 @@ fn away(scene: &Scene<'_>) -> Result<()> {
             let kept = entries.values().filter(|entry| entry.get(LATER) == Some(&json!(true))).count();
             Ok((kept == LASTING.len()).then_some(()))
         })?;
+        aftermath::all_is_given_out(scene, &["whole", "partition", "set-0"])?;
 
         for pod in LASTING {
             workload::end(scene, pod.name)?;
         }
         scene.kubectl(&["delete", "statefulset/set", "resourceclaim/named", "--wait"])?;
         ground::await_nothing_left(scene, &[])
-    })?;
-    aftermath::all_is_given_out(scene)
+    })
 }
 
 fn named_claim() -> serde_json::Value {

@@ -47,7 +47,7 @@ fn survive_restarts(scene: &Scene<'_>) -> Result<()> {
         }),
         ("kerf has another pod", &|| ground::renew_driver(scene)),
     ];
-    aftermath::clean(scene, || {
+    aftermath::watched(scene, || {
         for pod in PODS {
             pod.run(scene)?;
         }
@@ -67,6 +67,7 @@ fn survive_restarts(scene: &Scene<'_>) -> Result<()> {
             let now = identities()?;
             ensure!(now == before, "pods were {before:?} and are {now:?} after {what}");
         }
+        aftermath::all_is_given_out(scene, &PODS.map(|pod| pod.name))?;
         for pod in PODS {
             workload::end(scene, pod.name)?;
         }
@@ -96,7 +97,7 @@ fn reboot(scene: &Scene<'_>) -> Result<()> {
 }
 
 fn machine(scene: &Scene<'_>) -> Result<()> {
-    aftermath::clean(scene, || {
+    aftermath::watched(scene, || {
         let mut before = Vec::new();
         for pod in PODS {
             before.push((pod.run(scene)?, workload::device_of(scene, pod.name)?));
@@ -112,6 +113,7 @@ fn machine(scene: &Scene<'_>) -> Result<()> {
             })?;
         }
         wait_until("journal and hardware agree", LIMIT, || ground::agree(scene, &[]).map(Some))?;
+        aftermath::all_is_given_out(scene, &PODS.map(|pod| pod.name))?;
         for pod in PODS {
             workload::end(scene, pod.name)?;
         }

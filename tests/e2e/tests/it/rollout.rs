@@ -66,7 +66,7 @@ fn under_load(scene: &Scene<'_>) -> Result<()> {
         scene.delete("pod/lasting")?;
         ground::await_nothing_left(scene, &[])
     })?;
-    aftermath::all_is_given_out(scene)
+    aftermath::all_is_given_out(scene, &[])
 }
 
 /// Pods with a partition each: when there are enough, the oldest goes.

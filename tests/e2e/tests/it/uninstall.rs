@@ -56,7 +56,7 @@ fn removed(scene: &Scene<'_>) -> Result<()> {
         ensure!(!classes.contains("nvidia.com"), "there are the classes {classes}");
         Ok(())
     })?;
-    aftermath::all_is_given_out(scene)
+    aftermath::all_is_given_out(scene, &[])
 }
 
 fn remove(scene: &Scene<'_>) -> Result<()> {
