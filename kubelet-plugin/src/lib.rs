@@ -47,6 +47,7 @@ mod socket;
 mod store;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod turns;
 mod view;
 mod work;
 

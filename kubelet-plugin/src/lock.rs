@@ -1,33 +1,34 @@
 //! Who may work on a claim and on a GPU: one at a time, within the process
-//! (async mutexes) and across the two instances of a rolling update (flock).
+//! ([`crate::turns`]) and across the two instances of a rolling update (flock).
 //!
-//! The order is fixed, so nobody waits in a circle: a claim first, then GPUs
-//! by address. A lock belongs to whoever holds the value; work that goes on
-//! after its caller stopped waiting takes it along.
+//! The order is fixed, so nobody waits in a circle: a claim first, then all its
+//! GPUs within the process, then their files by address. A lock belongs to
+//! whoever holds the value; work that goes on after its caller stopped waiting
+//! takes it along.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use kerf_dra_driver::names::{ClaimUid, PciAddress};
 use rustix::fs::{FlockOperation, flock};
-use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 use tracing::warn;
+
+use crate::turns::{Turn, Turns};
 
 /// The locks of a node.
 #[derive(Debug)]
 pub(crate) struct Locks {
     folder: PathBuf,
-    mutexes: Mutex<HashMap<Key, Arc<AsyncMutex<()>>>>,
+    turns: Turns<Key>,
     /// Shared by all instances as long as they live.
     _instance: File,
     alone: bool,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Key {
     Claim(ClaimUid),
     Gpu(PciAddress),
@@ -43,21 +44,15 @@ impl Key {
 }
 
 /// A claim, or GPUs, that nobody else works on while this value lives.
+// Fields are dropped in this order: the files first, so that the next one in
+// this process finds them free.
 #[derive(Debug)]
 pub(crate) struct Held {
-    locks: Vec<Lock>,
+    files: Vec<LockFile>,
+    _turn: Turn<Key>,
     /// Whether somebody else had one of them when it was asked for: what was
     /// known before may not be true any more.
     pub(crate) waited: bool,
-}
-
-// Fields are dropped in this order: the file first, so that the next one in
-// this process finds it free.
-#[derive(Debug)]
-struct Lock {
-    #[cfg_attr(not(test), expect(dead_code, reason = "it unlocks when it is dropped"))]
-    file: LockFile,
-    _mutex: OwnedMutexGuard<()>,
 }
 
 #[derive(Debug)]
@@ -90,7 +85,7 @@ impl Locks {
         if let Err(error) = remove_left(&folder) {
             warn!(%error, "lock files of killed processes cannot be removed; they take space and nothing else");
         }
-        Ok(Self { folder, mutexes: Mutex::default(), _instance: instance, alone })
+        Ok(Self { folder, turns: Turns::default(), _instance: instance, alone })
     }
 
     /// Whether there was no other instance when this one began.
@@ -100,29 +95,29 @@ impl Locks {
 
     /// Waits for a claim. Nothing may be held yet.
     pub(crate) async fn claim(&self, uid: &ClaimUid) -> io::Result<Held> {
-        let (lock, waited) = self.lock(Key::Claim(uid.clone())).await?;
-        Ok(Held { locks: vec![lock], waited })
+        self.lock(BTreeSet::from([Key::Claim(uid.clone())])).await
     }
 
     /// Waits for GPUs. At most a claim may be held.
     pub(crate) async fn gpus(&self, gpus: &BTreeSet<PciAddress>) -> io::Result<Held> {
-        let mut held = Held { locks: Vec::new(), waited: false };
-        for gpu in gpus {
-            let (lock, waited) = self.lock(Key::Gpu(*gpu)).await?;
-            held.locks.push(lock);
+        self.lock(gpus.iter().copied().map(Key::Gpu).collect()).await
+    }
+
+    async fn lock(&self, keys: BTreeSet<Key>) -> io::Result<Held> {
+        let (turn, waited) = self.turns.take(keys.clone()).await;
+        let mut held = Held { files: Vec::new(), _turn: turn, waited };
+        for key in &keys {
+            let (file, waited) = self.lock_file(key).await?;
+            held.files.push(file);
             held.waited |= waited;
         }
         Ok(held)
     }
 
-    async fn lock(&self, key: Key) -> io::Result<(Lock, bool)> {
+    async fn lock_file(&self, key: &Key) -> io::Result<(LockFile, bool)> {
         let path = self.folder.join(key.file_name());
         let remove = matches!(key, Key::Claim(_)).then(|| path.clone());
-        let mutex = self.mutex(key);
-        let (guard, mut waited) = match Arc::clone(&mutex).try_lock_owned() {
-            Ok(guard) => (guard, false),
-            Err(_) => (mutex.lock_owned().await, true),
-        };
+        let mut waited = false;
         loop {
             let file = open(&path)?;
             let file = match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -139,17 +134,9 @@ impl Locks {
             };
             // Removed by its former holder while it was waited for.
             if file.metadata()?.nlink() > 0 {
-                return Ok((Lock { file: LockFile { _file: file, remove }, _mutex: guard }, waited));
+                return Ok((LockFile { _file: file, remove }, waited));
             }
         }
-    }
-
-    fn mutex(&self, key: Key) -> Arc<AsyncMutex<()>> {
-        let mut mutexes = self.mutexes.lock().unwrap_or_else(PoisonError::into_inner);
-        if mutexes.len() > 1024 {
-            mutexes.retain(|_, mutex| Arc::strong_count(mutex) > 1);
-        }
-        Arc::clone(mutexes.entry(key).or_default())
     }
 }
 
@@ -192,6 +179,7 @@ fn open(path: &Path) -> io::Result<File> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
 
@@ -203,8 +191,8 @@ mod tests {
 
     /// As a killed process lets go: the kernel unlocks, nobody removes.
     fn kill(mut held: Held) {
-        for lock in &mut held.locks {
-            lock.file.remove = None;
+        for file in &mut held.files {
+            file.remove = None;
         }
     }
 
