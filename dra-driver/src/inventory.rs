@@ -49,6 +49,9 @@ pub struct UnreadableGpu {
     pub pci: Option<PciAddress>,
     /// What failed, as a sentence.
     pub error: String,
+    /// Whether the driver says that it is lost, so that nothing runs on it.
+    #[serde(default)]
+    pub lost: bool,
 }
 
 /// One physical GPU.

@@ -12,6 +12,7 @@ pub mod cluster;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
 pub mod hardware;
+pub mod health;
 pub mod inventory;
 pub mod journal;
 pub mod layout;

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::resource::v1::ResourceSliceSpec;
 
+use crate::health::{self, Health};
 use crate::inventory::{GpuInstance, Inventory};
 use crate::layout::{layout, layout_without_counters};
 use crate::links::FewerLinks;
@@ -23,6 +24,7 @@ use crate::withdraw::{self, ClaimList, Settling, Timestamp};
 pub struct Publication {
     records: BTreeMap<PciAddress, GpuRecord>,
     settling: Settling,
+    published: Vec<DeviceName>,
     fewer_links: FewerLinks,
 }
 
@@ -83,6 +85,11 @@ impl Publication {
     /// The records.
     pub fn records(&self) -> impl Iterator<Item = &GpuRecord> {
         self.records.values()
+    }
+
+    /// The health of each device of the slices that were taken last.
+    pub fn health(&self, reading: health::Reading<'_>) -> Vec<(DeviceName, Health)> {
+        health::of(&self.published, |pci| self.records.get(&pci), reading)
     }
 
     /// Decides what comes next. Nothing changes until it is [`taken`].
@@ -146,6 +153,8 @@ impl Publication {
         self.records = next.all;
         self.settling = next.settling;
         self.fewer_links = next.fewer_links;
+        let devices = next.slices.iter().flat_map(|slice| slice.devices.iter().flatten());
+        self.published = devices.filter_map(|device| DeviceName::parse(&device.name).ok()).collect();
         next.slices
     }
 }

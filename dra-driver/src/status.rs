@@ -82,6 +82,10 @@ pub struct GpuStatus {
     pub partitions: Vec<PartitionStatus>,
     /// What keeps it from being allocated, a sentence each.
     pub conditions: Vec<String>,
+    /// What of it containers cannot use, or may not be able to, a sentence each:
+    /// what the kubelet is told of its devices.
+    #[serde(default)]
+    pub health: Vec<String>,
 }
 
 /// What of a GPU is offered.
@@ -274,6 +278,7 @@ fn describe(settings: &Settings, gpu: &Gpu, entries: &[&Entry], boot: &BootId) -
         held_by: whole_holders(gpu.pci, entries),
         partitions,
         conditions: Vec::new(),
+        health: Vec::new(),
     }
 }
 
@@ -320,6 +325,7 @@ fn lost(pci: PciAddress, entries: &[&Entry], published: &[Device]) -> GpuStatus 
         held_by: whole_holders(pci, entries),
         partitions,
         conditions: Vec::new(),
+        health: Vec::new(),
         name,
     }
 }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use kerf_dra_driver::hardware::HardwareErrorKind;
 use kerf_dra_driver::inventory::{Bytes, Gpu, Inventory, Mig, MigMode, Profile, UnreadableGpu};
 use kerf_dra_driver::names::PciAddress;
 
@@ -116,7 +117,7 @@ fn caught(read: impl FnOnce() -> Read) -> Read {
 
 fn unanswered(index: u32) -> UnreadableGpu {
     let error = format!("GPU {index} has not answered for {} s", BUDGET.as_secs());
-    UnreadableGpu { index, pci: None, error }
+    UnreadableGpu { index, pci: None, error, lost: false }
 }
 
 fn add(inventory: &mut Inventory, index: u32, read: Read) -> Result<(), Failure> {
@@ -125,12 +126,15 @@ fn add(inventory: &mut Inventory, index: u32, read: Read) -> Result<(), Failure>
             index,
             pci: Some(gpu.pci),
             error: format!("NVML lists the GPU at {} twice", gpu.pci),
+            lost: false,
         }),
         Ok(gpu) => inventory.gpus.push(gpu),
         // The driver went away under the listing: what is left would look as
         // if every GPU were lost.
         Err(Unread::Failure(_, failure)) if failure.driver_is_gone() => return Err(failure),
         Err(unread) => {
+            let lost =
+                matches!(&unread, Unread::Failure(_, failure) if failure.kind() == HardwareErrorKind::Lost);
             let (pci, error) = match unread {
                 Unread::Failure(Some(pci), failure) => {
                     (Some(pci), format!("the GPU at {pci} could not be read: {failure}"))
@@ -144,7 +148,7 @@ fn add(inventory: &mut Inventory, index: u32, read: Read) -> Result<(), Failure>
                     ),
                 ),
             };
-            inventory.unreadable.push(UnreadableGpu { index, pci, error });
+            inventory.unreadable.push(UnreadableGpu { index, pci, error, lost });
         }
     }
     Ok(())

@@ -83,7 +83,7 @@ fn draw_gpu(out: &mut String, gpu: &GpuStatus) {
         let (profile, start) = (&partition.profile, partition.placement.start);
         line(out, format_args!("  {profile} at {start}: {claim}"));
     }
-    for condition in &gpu.conditions {
+    for condition in gpu.conditions.iter().chain(&gpu.health) {
         line(out, format_args!("  ! {condition}"));
     }
 }

@@ -130,6 +130,13 @@ fn page() -> String {
     );
     section(
         &mut page,
+        "The health of devices",
+        "In the status of pods (`allocatedResourcesStatus`) and, with how many devices it is so of, in `kerf status` beside the GPU. \
+         [Where to find it](operating.md#the-health-of-a-pods-devices).",
+        &node::health(),
+    );
+    section(
+        &mut page,
         "A pod that does not end",
         "What a claim has is given back when its pod ends. Where that fails the pod stays `Terminating`, and the sentence stands in the \
          log of kerf, in `kerf status` and in the kubelet's log (`NodeUnprepareResources failed …`). It is tried again by itself. \

@@ -8,7 +8,7 @@
 //!   .listen(cancel)                                  what GPUs report by themselves
 //!   .observe().await                                 hardware + journal + foreign instances
 //!   .follow(others, cancel).await                    what other instances write
-//!   .journal() / .registration() / .hardware_changed() / .metrics()
+//!   .journal() / .registration() / .hardware_changed() / .health() / .metrics()
 //! Instances::join(folder)                            this process among those of its node
 //!   .lead().await                                    when it is its turn to publish:
 //! Owner::new(plugin, channels, lead).run(cancel)     reads the GPUs, says what is published
@@ -29,6 +29,7 @@ mod effects;
 mod errors;
 mod events;
 mod failures;
+mod health;
 mod hook_program;
 mod instances;
 mod lock;
@@ -56,6 +57,7 @@ pub use claims::{ClaimSource, ClaimSourceError};
 pub use disk::{Files, HostFiles};
 pub use effects::StepError;
 pub use errors::{PrepareError, UndoError, WorkError};
+pub use health::NodeHealth;
 pub use hook_program::{HookProgram, HookProgramError};
 pub use instances::{Instances, Lead, Others};
 pub use metrics::{BUCKETS, Counted, Metrics, Operation};

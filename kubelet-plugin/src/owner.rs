@@ -12,7 +12,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use kerf_dra_driver::claim::ClaimName;
+use kerf_dra_driver::health::Reading;
 use kerf_dra_driver::inventory::{GpuInstance, Inventory};
+use kerf_dra_driver::journal::Entry;
 use kerf_dra_driver::layout::PackedSlice;
 use kerf_dra_driver::model::Settings;
 use kerf_dra_driver::names::{DeviceName, PciAddress, gpu_pool};
@@ -28,6 +31,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::claims::ClaimSourceError;
+use crate::health::NodeHealth;
 use crate::instances::Lead;
 use crate::plugin::{ObserveError, Observed, Plugin};
 use crate::records::{RecordError, Records};
@@ -99,6 +103,7 @@ enum Woken {
 struct Bearing {
     conditions: Conditions,
     held: BTreeSet<DeviceName>,
+    vanished: BTreeMap<DeviceName, ClaimName>,
 }
 
 /// Why the owner cannot say what it should. It tries again by itself.
@@ -135,13 +140,16 @@ pub struct Owner {
     hardware_changed: watch::Receiver<u64>,
     rivals: watch::Receiver<Option<Arc<[Rival]>>>,
     foreign: BTreeMap<PciAddress, Vec<GpuInstance>>,
+    /// The partitions that entries had at the last reading and the hardware not.
+    vanished: BTreeMap<DeviceName, Entry>,
     list: Option<ClaimList>,
     /// Where records are missing, nobody here knows what was published before:
     /// which claims are allocated but not prepared has to be asked before
     /// anything is published.
     must_list: bool,
-    /// Whether the driver did not answer at the last reading.
-    is_lost: bool,
+    /// Why the driver did not answer at the last reading.
+    unanswered: Option<String>,
+    read_at: Option<Instant>,
     /// What the last decision was made on.
     decided_on: Bearing,
     /// Whether the API server keeps counters, as far as is known.
@@ -173,9 +181,11 @@ impl Owner {
             journal,
             hardware_changed,
             foreign: BTreeMap::new(),
+            vanished: BTreeMap::new(),
             list: None,
             must_list,
-            is_lost: false,
+            unanswered: None,
+            read_at: None,
             decided_on: Bearing::default(),
             counters: true,
             reading: None,
@@ -192,6 +202,8 @@ impl Owner {
             () = self.keep_true() => {}
             () = rivals => {}
         }
+        // What another instance reads from now on is not known here.
+        self.plugin.inner.health.send_replace(None);
     }
 
     async fn keep_true(&mut self) {
@@ -211,6 +223,7 @@ impl Owner {
                 listing = self.list_claims().await.err();
             }
             let decided = self.decide().await;
+            self.tell_health();
             list_at = decided.as_ref().map_or(list_at, |at| *at);
             listing = listing.filter(|_| list_at.is_some());
             let decided = decided.err();
@@ -277,7 +290,38 @@ impl Owner {
                 self.rivals.borrow().as_deref(),
             ),
             held: view.held().map(|(name, _)| name).filter(|name| !is_plain(name)).cloned().collect(),
+            vanished: self.vanished(view),
         }
+    }
+
+    /// The partitions that had vanished and whose entries are still as they were.
+    fn vanished(&self, view: &JournalView) -> BTreeMap<DeviceName, ClaimName> {
+        let is_so = |entry: &Entry| view.entries.get(&entry.uid).is_some_and(|known| **known == *entry);
+        let vanished = self.vanished.iter().filter(|(_, entry)| is_so(entry));
+        vanished.map(|(device, entry)| (device.clone(), entry.claim.clone())).collect()
+    }
+
+    /// Says how what is published is, once that is known; also where what is to be
+    /// published could not be stored.
+    fn tell_health(&self) {
+        let inventory = self.channels.inventory.borrow().clone();
+        let vanished = self.vanished(&self.journal.borrow());
+        let reading = match (&self.unanswered, &inventory) {
+            (Some(reason), _) => Reading::Unanswered(reason),
+            (None, Some(inventory)) => Reading::Read { inventory, vanished: &vanished },
+            (None, None) => return,
+        };
+        if self.channels.layout.borrow().is_none() {
+            return;
+        }
+        let devices = self.publication.health(reading);
+        self.plugin.inner.health.send_if_modified(|last| {
+            let known = last.take().map(|last| last.devices).filter(|known| **known == *devices);
+            let changed = known.is_none();
+            let devices = known.unwrap_or_else(|| devices.into());
+            *last = Some(NodeHealth { read_at: self.read_at, devices });
+            changed
+        });
     }
 
     fn settings(&self) -> &Settings {
@@ -308,7 +352,7 @@ impl Owner {
         let Ok(observed) = timeout(READ_BUDGET, reading).await else {
             // Nobody knows which GPU hangs. No new claim gets any of them;
             // those that are prepared already go on with the last inventory.
-            self.is_lost = true;
+            self.unanswered = Some(OwnerError::Silent.to_string());
             return Err(OwnerError::Silent);
         };
         self.reading = None;
@@ -322,7 +366,9 @@ impl Owner {
                     }
                 }
                 self.foreign = observed.foreign;
-                self.is_lost = false;
+                self.vanished = observed.vanished;
+                self.unanswered = None;
+                self.read_at = Some(Instant::now());
                 self.channels.inventory.send_if_modified(|last| {
                     let changed = last.as_ref() != Some(&observed.inventory);
                     *last = Some(observed.inventory);
@@ -332,7 +378,7 @@ impl Owner {
                 Ok(if unreadable.is_empty() && !observed.uncertain { REREAD } else { LAST_RETRY })
             }
             Err(error) => {
-                self.is_lost = true;
+                self.unanswered = Some(crate::chain(&error));
                 self.channels.inventory.send_if_modified(|last| last.take().is_some());
                 Err(error.into())
             }
@@ -376,7 +422,7 @@ impl Owner {
         }
         let inventory = match self.channels.inventory.borrow().clone() {
             // Whatever was published stays, and says that it is lost.
-            _ if self.is_lost && !self.publication.is_empty() => Arc::default(),
+            _ if self.unanswered.is_some() && !self.publication.is_empty() => Arc::default(),
             Some(inventory) => inventory,
             None => return Ok(None),
         };

@@ -17,10 +17,11 @@ use std::time::Duration;
 
 use kerf_dra_driver::claim::{Claim, ClaimError, ClaimName};
 use kerf_dra_driver::hardware::Hardware;
+use kerf_dra_driver::health;
 use kerf_dra_driver::inventory::{GpuInstance, Inventory};
-use kerf_dra_driver::journal::{BootId, GpusInName};
+use kerf_dra_driver::journal::{BootId, Entry, GpusInName};
 use kerf_dra_driver::model::Settings;
-use kerf_dra_driver::names::{ClaimUid, PciAddress};
+use kerf_dra_driver::names::{ClaimUid, DeviceName, PciAddress};
 use kerf_dra_driver::status::FailedPrepare;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -31,6 +32,7 @@ use crate::claims::ClaimSource;
 use crate::disk::{Disk, Files, HostFiles};
 use crate::errors::{PrepareError, UndoError, WorkError};
 use crate::failures::Failures;
+use crate::health::NodeHealth;
 use crate::hook_program::HookProgram;
 use crate::lock::{Held, Locks};
 use crate::metrics::{Metrics, Operation};
@@ -113,6 +115,9 @@ pub struct Observed {
     pub inventory: Arc<Inventory>,
     /// The GPU instances that somebody else made, of each GPU that has any.
     pub foreign: BTreeMap<PciAddress, Vec<GpuInstance>>,
+    /// The prepared entries of which partitions are not there any more, with their
+    /// devices.
+    pub vanished: BTreeMap<DeviceName, Entry>,
     /// Whether some of them may be ours after all: look again soon.
     pub uncertain: bool,
 }
@@ -133,6 +138,8 @@ pub(crate) struct Inner {
     pub(crate) work: Arc<Work>,
     pub(crate) registration: watch::Sender<Registration>,
     pub(crate) serving: watch::Sender<bool>,
+    /// What the owner of the inventory says; nothing while there is none.
+    pub(crate) health: watch::Sender<Option<NodeHealth>>,
     pub(crate) metrics: Metrics,
     failures: Failures,
     /// Since when a claim that has an entry is missing in the API.
@@ -188,6 +195,7 @@ impl Plugin {
                 work: Arc::new(work),
                 registration: watch::Sender::new(Registration::default()),
                 serving: watch::Sender::new(false),
+                health: watch::Sender::new(None),
                 metrics: Metrics::default(),
                 failures: Failures::default(),
                 missing_since: Mutex::default(),
@@ -208,6 +216,12 @@ impl Plugin {
     /// Whether the kubelet can be answered.
     pub fn serving(&self) -> watch::Receiver<bool> {
         self.inner.serving.subscribe()
+    }
+
+    /// The health of what is published; nothing while another instance describes
+    /// the node.
+    pub fn health(&self) -> watch::Receiver<Option<NodeHealth>> {
+        self.inner.health.subscribe()
     }
 
     /// Changes whenever this plugin changed hardware: the inventory is to be
@@ -296,7 +310,8 @@ impl Plugin {
     /// Reads the hardware, and tells whose its GPU instances are.
     ///
     /// An instance that no entry knew before nor after the reading is looked
-    /// at again under its GPU's lock before it is called foreign.
+    /// at again under its GPU's lock before it is called foreign, and so is a
+    /// partition that an entry has and the GPU has not.
     ///
     /// # Errors
     /// As [`Hardware::inventory`], or where the journal cannot be read.
@@ -306,27 +321,32 @@ impl Plugin {
         let inventory = blocking(move || work.hardware.inventory()).await.ok_or(ObserveError::Panicked)??;
         let after = self.journal().borrow().clone();
         let boot = self.boot_id();
-        let mut foreign = BTreeMap::new();
+        let (mut foreign, mut vanished) = (BTreeMap::new(), BTreeMap::new());
         let mut uncertain = false;
         for gpu in &inventory.gpus {
             let is_unknown = |instance: &&GpuInstance| {
                 before.owner(boot, gpu.pci, instance).is_none()
                     && after.owner(boot, gpu.pci, instance).is_none()
             };
-            let suspects: Vec<GpuInstance> =
-                gpu.mig.iter().flat_map(|mig| &mig.instances).filter(is_unknown).cloned().collect();
-            if suspects.is_empty() {
+            let instances = gpu.mig.as_ref().map_or(&[][..], |mig| &mig.instances);
+            let suspects: Vec<GpuInstance> = instances.iter().filter(is_unknown).cloned().collect();
+            let is_whole =
+                |entry: &Arc<Entry>| health::vanished(entry, boot, gpu.pci, instances).next().is_none();
+            if suspects.is_empty() && after.entries.values().all(is_whole) {
                 continue;
             }
-            let decided = tokio::time::timeout(FOREIGN_BUDGET, self.inner.foreign(gpu.pci)).await;
+            let decided = tokio::time::timeout(FOREIGN_BUDGET, self.inner.compare(gpu.pci)).await;
             let found = match decided.unwrap_or(Err(ObserveError::Busy)) {
-                Ok(found) => found,
+                Ok((found, missing)) => {
+                    vanished.extend(missing);
+                    found
+                }
                 Err(error) => {
                     // One GPU never hides the others. What cannot be told from
                     // a foreign instance may be in use: nothing beside it is
                     // given out.
                     let error = crate::chain(&error);
-                    warn!(gpu = %gpu.pci, error, "GPU instances that no entry made count as foreign for now");
+                    warn!(gpu = %gpu.pci, error, "a GPU cannot be compared with the journal; instances that no entry made count as foreign for now");
                     uncertain = true;
                     suspects
                 }
@@ -335,7 +355,7 @@ impl Plugin {
                 foreign.insert(gpu.pci, found);
             }
         }
-        Ok(Observed { inventory: Arc::new(inventory), foreign, uncertain })
+        Ok(Observed { inventory: Arc::new(inventory), foreign, vanished, uncertain })
     }
 }
 
@@ -473,17 +493,26 @@ impl Inner {
         gpus
     }
 
-    /// The GPU instances of a GPU that no entry made, decided under its lock.
-    async fn foreign(&self, gpu: PciAddress) -> Result<Vec<GpuInstance>, ObserveError> {
+    /// The GPU instances of a GPU that no entry made, and the entries that have
+    /// what is not among them, decided under its lock.
+    async fn compare(
+        &self,
+        gpu: PciAddress,
+    ) -> Result<(Vec<GpuInstance>, Vec<(DeviceName, Entry)>), ObserveError> {
         let gpus = BTreeSet::from([gpu]);
         let held = self.locks.gpus(&gpus).await?;
         let work = Arc::clone(&self.work);
         blocking(move || {
             let entries = work.store.touching(None, &gpus)?;
             let mut found = work.hardware.gpu_instances(gpu)?;
+            let missing = entries.iter().flat_map(|entry| {
+                let devices = health::vanished(entry, &work.boot, gpu, &found);
+                devices.map(|device| (device.clone(), entry.clone()))
+            });
+            let missing = missing.collect();
             found.retain(|instance| !entries.iter().any(|entry| entry.owns(&work.boot, gpu, instance)));
             drop(held);
-            Ok(found)
+            Ok((found, missing))
         })
         .await
         .unwrap_or(Err(ObserveError::Panicked))

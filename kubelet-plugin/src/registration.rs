@@ -15,8 +15,10 @@ use crate::proto::registration as wire;
 /// What the kubelet calls this kind of plugin.
 const PLUGIN_TYPE: &str = "DRAPlugin";
 
-/// The services, as the kubelet names them. It takes the first that it knows.
-pub(crate) const VERSIONS: [&str; 2] = ["v1.DRAPlugin", "v1beta1.DRAPlugin"];
+/// The services, as the kubelet names them. Of either kind it takes one that it
+/// knows: of plugins the first in this list.
+pub(crate) const VERSIONS: [&str; 4] =
+    ["v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"];
 
 /// Whether the kubelet knows the plugin.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

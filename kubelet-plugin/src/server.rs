@@ -12,9 +12,12 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tracing::{info, warn};
 
+use crate::health;
 use crate::plugin::{Plugin, PluginConfig};
 use crate::proto::dra_v1::dra_plugin_server::DraPluginServer as V1;
 use crate::proto::dra_v1beta1::dra_plugin_server::DraPluginServer as V1Beta1;
+use crate::proto::health_v1::dra_resource_health_server::DraResourceHealthServer as HealthV1;
+use crate::proto::health_v1alpha1::dra_resource_health_server::DraResourceHealthServer as HealthV1Alpha1;
 use crate::proto::registration::registration_server::RegistrationServer;
 use crate::registration::{Registration, Service};
 use crate::socket::{self, SocketFile, SocketFolders};
@@ -216,10 +219,13 @@ impl Plugin {
     fn serve_dra(&self, path: &Path) -> Result<Socket, ServeError> {
         let (v1, v1beta1) = (V1::new(self.clone()), V1Beta1::new(self.clone()));
         Socket::serve(path, |incoming, stop| {
+            let health = health::Service::new(&self.inner.config.pool, self.health(), stop.clone());
             tokio::spawn(async move {
                 Server::builder()
                     .add_service(v1)
                     .add_service(v1beta1)
+                    .add_service(HealthV1::new(health.clone()))
+                    .add_service(HealthV1Alpha1::new(health))
                     .serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
                     .await
             })

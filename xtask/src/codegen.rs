@@ -9,22 +9,22 @@ use anyhow::{Context, Result, ensure};
 
 use crate::paths;
 
-/// The folder of a package with `proto` and `src/proto`, a proto there, and the
-/// proto's package, which names its output.
-const PROTOS: [(&str, &str, &str); 5] = [
-    ("kubelet-plugin", "registration", "pluginregistration"),
-    ("kubelet-plugin", "dra_v1", "k8s.io.kubelet.pkg.apis.dra.v1"),
-    ("kubelet-plugin", "dra_v1beta1", "k8s.io.kubelet.pkg.apis.dra.v1beta1"),
-    ("kubelet-plugin", "podresources", "v1"),
-    ("tests/conformance", "health_v1", "v1"),
+/// The protos of `kubelet-plugin`, each with its package, which names its output.
+const PROTOS: [(&str, &str); 6] = [
+    ("registration", "pluginregistration"),
+    ("dra_v1", "k8s.io.kubelet.pkg.apis.dra.v1"),
+    ("dra_v1beta1", "k8s.io.kubelet.pkg.apis.dra.v1beta1"),
+    ("podresources", "v1"),
+    ("health_v1", "v1"),
+    ("health_v1alpha1", "v1alpha1"),
 ];
 
 /// Regenerates the gRPC code of all protos and the chart's list of MIG profiles,
 /// or with `check` fails if what is committed is not what would be generated.
 pub fn run(check: bool) -> Result<()> {
     crate::classes::run(check)?;
-    for (folder, name, package) in PROTOS {
-        let crate_root = paths::root().join(folder);
+    let crate_root = paths::root().join("kubelet-plugin");
+    for (name, package) in PROTOS {
         let text = generate(&crate_root.join("proto"), name, package)?;
         let path = crate_root.join("src/proto").join(format!("{name}.rs"));
         if check {

@@ -17,8 +17,8 @@ const NODE: &str = "dra-conformance";
 /// What claims ask for first and second. Most checks use the first only.
 const ORDERS: [[Kind; 2]; 2] = [[Kind::Partition, Kind::Whole], [Kind::Whole, Kind::Partition]];
 
-/// kerf has no health service.
-const NOT_APPLICABLE: [&str; 4] = ["HEALTH-001", "HEALTH-002", "HEALTH-003", "HEALTH-004"];
+/// It is for drivers without a health service.
+const NOT_APPLICABLE: [&str; 1] = ["HEALTH-005"];
 
 #[derive(Clone, Copy)]
 enum Kind {

@@ -209,7 +209,12 @@ mod tests {
         }
         let no_mig = inventory([gpu(Model::L4, "0000:65:00.0")]);
         assert!(absent(&wanted, &no_mig).is_empty());
-        node.unreadable.push(UnreadableGpu { index: 1, pci: None, error: "it hangs".to_owned() });
+        node.unreadable.push(UnreadableGpu {
+            index: 1,
+            pci: None,
+            error: "it hangs".to_owned(),
+            lost: false,
+        });
         assert!(absent(&wanted, &node).is_empty());
     }
 }

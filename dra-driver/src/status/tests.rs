@@ -94,7 +94,8 @@ fn a_gpu_that_hangs_or_cannot_be_read_is_lost_and_one_that_answers_is_not() {
     // The last inventory still has it.
     let hangs = status(&node, &[], &published(&h100, false));
     assert!(hangs.lost && hangs.memory_slices == 8, "{hangs:?}");
-    let unreadable = UnreadableGpu { index: 0, pci: Some(pci(ONE)), error: "GPU 0 hangs".to_owned() };
+    let unreadable =
+        UnreadableGpu { index: 0, pci: Some(pci(ONE)), error: "GPU 0 hangs".to_owned(), lost: false };
     let node = Inventory { unreadable: vec![unreadable], ..Inventory::default() };
     let known = status(&node, &[], &[]);
     assert!(known.lost);

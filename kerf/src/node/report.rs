@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::Device;
 use kerf_controller::PublishStatus;
+use kerf_dra_driver::health;
 use kerf_dra_driver::inventory::Inventory;
 use kerf_dra_driver::model::Settings;
 use kerf_dra_driver::names::gpu_pool;
@@ -63,7 +64,13 @@ impl Report {
     pub(crate) fn gpus(&self, inventory: &Inventory, published: &[Device]) -> Vec<GpuStatus> {
         let journal = self.plugin.journal().borrow().clone();
         let entries: Vec<_> = journal.entries.values().map(AsRef::as_ref).collect();
-        status::gpus(&self.settings, inventory, &entries, self.plugin.boot_id(), published)
+        let mut gpus = status::gpus(&self.settings, inventory, &entries, self.plugin.boot_id(), published);
+        if let Some(told) = &*self.plugin.health().borrow() {
+            for gpu in &mut gpus {
+                gpu.health = health::sentences(&told.devices, gpu.pci);
+            }
+        }
+        gpus
     }
 
     /// The devices that are to be published.

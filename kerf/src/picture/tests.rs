@@ -21,6 +21,7 @@ fn gpu(pci: &str, product: &str, memory_slices: u32) -> GpuStatus {
         held_by: Vec::new(),
         partitions: Vec::new(),
         conditions: Vec::new(),
+        health: Vec::new(),
     }
 }
 

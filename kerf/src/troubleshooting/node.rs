@@ -2,10 +2,12 @@
 
 use std::path::PathBuf;
 
+use kerf_dra_driver::claim::ClaimName;
 use kerf_dra_driver::hardware::{HardwareError, HardwareErrorKind};
+use kerf_dra_driver::health::Fault;
 use kerf_dra_driver::message::Message;
 use kerf_dra_driver::messages;
-use kerf_dra_driver::names::DriverName;
+use kerf_dra_driver::names::{DriverName, PciAddress};
 use kerf_dra_driver::taint::Condition;
 use kerf_kubelet_plugin::{
     ObserveError, OwnerError, PluginError, RecordError, Registration, Rival, RivalKind, ServeError, chain,
@@ -93,6 +95,32 @@ pub(super) fn taints() -> Vec<Message> {
         Condition::Rival => Condition::Rival,
             "NVIDIA's device plugin (`device-plugin`) or another DRA driver (`driver`) hands out this node's GPUs too, or pods still have what a device plugin gave them.",
             "Keep it off kerf's nodes and end those pods. An event on the Node and readiness tell who it is.";
+    )
+}
+
+/// The health of devices, in the status of pods and beside their GPU in `kerf
+/// status`.
+pub(super) fn health() -> Vec<Message> {
+    let reason = || "nvmlDeviceGetUUID answered GPU_IS_LOST".to_owned();
+    let gpu: PciAddress = GPU.parse().expect("an address");
+    messages!(ToString::to_string, Fault, [],
+        Fault::Lost { .. } => Fault::Lost { gpu, reason: reason() },
+            "The GPU has fallen off the bus or must be reset, or the driver lists it no more.",
+            "Delete the pods that use it: what they had on it is lost. Look for Xid lines in the kernel log; reset the GPU or reboot the node. It is healthy again when it answers.";
+        Fault::Unread { .. } => Fault::Unread { gpu, reason: "GPU 3 has not answered for 10 s".to_owned() },
+            "The GPU hangs, or answers with an error that does not say whether it is lost. Its pods may work on.",
+            "Look for Xid lines in the kernel log; reset the GPU or reboot the node if it stays so.";
+        Fault::Unanswered { .. } => Fault::Unanswered { reason: "the driver has not answered for 30 s".to_owned() },
+            "The driver hangs, is being upgraded, or is not there. Pods may work on.",
+            "Run `kerf doctor` in the node's kerf pod; kerf tries again by itself.";
+        Fault::Destroyed { .. } => Fault::Destroyed {
+                claim: ClaimName { namespace: "team-a".to_owned(), name: "train".to_owned() },
+            },
+            "Somebody destroyed the partition by hand (`nvidia-smi mig -dci`, `-dgi`), or another tool did.",
+            "Delete the pods of the claim; the next pod gets it anew. Keep other tools off the node's GPUs.";
+        Fault::Gone => Fault::Gone,
+            "Whoever made the partition outside of kerf has destroyed it.",
+            "Delete the pods that use it. It is withdrawn when no claim holds it any more.";
     )
 }
 

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod events;
+mod health;
 mod in_the_way;
 mod instances;
 mod outputs;

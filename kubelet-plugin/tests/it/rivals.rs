@@ -12,7 +12,7 @@ use kerf_kubelet_plugin::proto::podresources::pod_resources_lister_server::{
     PodResourcesLister, PodResourcesListerServer,
 };
 use kerf_kubelet_plugin::testing::{Fuse, Node};
-use kerf_kubelet_plugin::{Channels, Instances, NodeLayout, Owner, Rival, Stored};
+use kerf_kubelet_plugin::{Channels, Instances, NodeLayout, Owner, Plugin, Rival, Stored};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
 use tokio::sync::watch;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -62,20 +62,26 @@ impl PodResourcesLister for Kubelet {
 }
 
 /// An owner that runs, and what it says.
-struct Running {
+pub(super) struct Running {
+    pub(super) plugin: Plugin,
+    pub(super) node: Node,
     layout: watch::Receiver<Option<Arc<NodeLayout>>>,
     trouble: watch::Receiver<Option<String>>,
     inventory: watch::Receiver<Option<Arc<Inventory>>>,
     rivals: watch::Receiver<Option<Arc<[Rival]>>>,
-    cancel: CancellationToken,
-    task: tokio::task::JoinHandle<()>,
-    /// What it has the other end of, and its hardware.
-    kept: (watch::Sender<Stored>, Node),
+    pub(super) cancel: CancellationToken,
+    pub(super) task: tokio::task::JoinHandle<()>,
+    /// What it has the other end of.
+    stored: watch::Sender<Stored>,
 }
 
 impl Running {
     async fn start(root: &tempfile::TempDir) -> Self {
-        let node = node(root);
+        Self::on(node(root)).await
+    }
+
+    /// The owner of a new process on a node.
+    pub(super) async fn on(node: Node) -> Self {
         let stored = watch::Sender::new(Stored::default());
         let channels = Channels {
             inventory: watch::Sender::new(None),
@@ -86,11 +92,12 @@ impl Running {
         };
         let (layout, trouble) = (channels.layout.subscribe(), channels.trouble.subscribe());
         let (inventory, rivals) = (channels.inventory.subscribe(), channels.rivals.subscribe());
-        let lead = Instances::join(&root.path().join("plugin")).unwrap().lead().await.unwrap();
-        let owner = Owner::new(node.plugin(&Fuse::none()).unwrap(), channels, lead).unwrap();
+        let plugin = node.plugin(&Fuse::none()).unwrap();
+        let lead = Instances::join(&node.config().plugin_dir).unwrap().lead().await.unwrap();
+        let owner = Owner::new(plugin.clone(), channels, lead).unwrap();
         let cancel = CancellationToken::new();
         let task = tokio::spawn(owner.run(cancel.clone()));
-        Self { layout, trouble, inventory, rivals, cancel, task, kept: (stored, node) }
+        Self { plugin, node, layout, trouble, inventory, rivals, cancel, task, stored }
     }
 }
 
@@ -129,7 +136,7 @@ async fn beside_a_rival_nothing_is_published_and_what_was_published_is_not_given
     drop(bind("registry/gpu.nvidia.com-dead-reg.sock"));
     let _others = [bind("device-plugins/example.sock"), bind("registry/gpu.nvidia.com@reg.sock")];
 
-    let Running { mut layout, mut trouble, mut inventory, cancel, task, kept: _kept, .. } =
+    let Running { mut layout, mut trouble, mut inventory, cancel, task, stored: _stored, .. } =
         Running::start(&root).await;
 
     let says = |text: &'static str| {

@@ -24,7 +24,7 @@ use super::{node, pci, whole};
 /// Generous: it is reached only by a failure.
 const LIMIT: Duration = Duration::from_mins(1);
 
-async fn connect(path: &Path) -> Option<Channel> {
+pub(super) async fn connect(path: &Path) -> Option<Channel> {
     let path = path.to_owned();
     Endpoint::from_static("http://localhost")
         .connect_with_connector(tower::service_fn(move |_| {
@@ -35,7 +35,7 @@ async fn connect(path: &Path) -> Option<Channel> {
         .ok()
 }
 
-async fn until<T>(what: &str, attempt: impl AsyncFn() -> Option<T>) -> T {
+pub(super) async fn until<T>(what: &str, attempt: impl AsyncFn() -> Option<T>) -> T {
     let found = tokio::time::timeout(LIMIT, async {
         loop {
             if let Some(found) = attempt().await {
@@ -47,15 +47,15 @@ async fn until<T>(what: &str, attempt: impl AsyncFn() -> Option<T>) -> T {
     found.await.unwrap_or_else(|_| panic!("not in time: {what}"))
 }
 
-struct Served {
+pub(super) struct Served {
     plugin: Plugin,
-    cancel: CancellationToken,
-    task: tokio::task::JoinHandle<()>,
+    pub(super) cancel: CancellationToken,
+    pub(super) task: tokio::task::JoinHandle<()>,
     registration: PathBuf,
-    dra: PathBuf,
+    pub(super) dra: PathBuf,
 }
 
-fn serve(root: &tempfile::TempDir, plugin: Plugin) -> Served {
+pub(super) fn serve(root: &tempfile::TempDir, plugin: Plugin) -> Served {
     let cancel = CancellationToken::new();
     let task = tokio::spawn({
         let (plugin, cancel) = (plugin.clone(), cancel.clone());
@@ -90,7 +90,8 @@ async fn a_kubelet_registers_prepares_and_unprepares_in_either_version() {
     let info = RegistrationClient::new(channel).get_info(InfoRequest {}).await.unwrap().into_inner();
     assert_eq!((info.r#type.as_str(), info.name.as_str()), ("DRAPlugin", "gpu.nvidia.com"));
     assert_eq!(info.endpoint, served.dra.display().to_string());
-    assert_eq!(info.supported_versions, ["v1.DRAPlugin", "v1beta1.DRAPlugin"]);
+    let health = ["v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"];
+    assert_eq!(info.supported_versions, [["v1.DRAPlugin", "v1beta1.DRAPlugin"], health].concat());
     assert_eq!(*served.plugin.registration().borrow(), Registration::Waiting);
     register(&served).await;
     assert_eq!(*served.plugin.registration().borrow(), Registration::Registered);

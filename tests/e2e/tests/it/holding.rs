@@ -34,9 +34,9 @@ pub(crate) const CASES: &[Case] = &[
         run: restarted,
     },
     Case {
-        name: "a held partition stays, tainted, while its GPU is lost",
+        name: "a held partition stays, tainted, while its GPU is lost, and its pod's status tells it",
         needs: Needs::Driver,
-        seconds: 45,
+        seconds: 50,
         run: lost,
     },
 ];
@@ -199,8 +199,10 @@ fn restarted(scene: &Scene<'_>) -> Result<()> {
 fn lost(scene: &Scene<'_>) -> Result<()> {
     ground::clean(scene, || {
         let held = Held::new(scene)?;
+        workload::await_health(scene, "holder", "Healthy", "")?;
         scene.emulator(&["lose", "--gpu", "0"])?;
         held.await_taints(&["lost"])?;
+        workload::await_health(scene, "holder", "Unhealthy", "is lost")?;
         ground::await_taints(scene, &held.gpu, &["lost"])?;
         // Nothing of it is given out, and the others go on.
         let pci = Machine::of(scene)?.gpu(0)?.pci.clone();
@@ -209,11 +211,17 @@ fn lost(scene: &Scene<'_>) -> Result<()> {
         workload::end(scene, "late")?;
         Workload::new("other", "mig-1g.10gb.nvidia.com").run(scene)?;
         workload::end(scene, "other")?;
+        Workload::new("whole", "gpu.nvidia.com").run(scene)?;
+        workload::await_health(scene, "whole", "Healthy", "")?;
         // A process that starts while it is lost knows of it from its records.
         ground::renew_driver(scene)?;
         held.await_taints(&["lost"])?;
+        workload::await_health(scene, "holder", "Unhealthy", "is lost")?;
+        workload::await_health(scene, "whole", "Healthy", "")?;
+        workload::end(scene, "whole")?;
         scene.emulator(&["return", "--gpu", "0"])?;
         held.await_taints(&[])?;
+        workload::await_health(scene, "holder", "Healthy", "")?;
         held.release()
     })
 }

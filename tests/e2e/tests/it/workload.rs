@@ -124,6 +124,25 @@ pub(crate) fn is_refused(scene: &Scene<'_>, pod: &str) -> Result<bool> {
     }))
 }
 
+/// Waits until the status of a pod says so of its device, with some words of the
+/// message, or none.
+pub(crate) fn await_health(scene: &Scene<'_>, pod: &str, health: &str, words: &str) -> Result<()> {
+    wait_until(&format!("the device of {pod} is {health}"), LIMIT, || {
+        let found: Pod = scene.get(pod)?.context("the pod is gone")?;
+        let containers = found.status.and_then(|status| status.container_statuses).unwrap_or_default();
+        let claims = containers.into_iter().filter_map(|container| container.allocated_resources_status);
+        let devices: Vec<(String, String)> = claims
+            .flatten()
+            .flat_map(|claim| claim.resources.unwrap_or_default())
+            .map(|device| (device.health.unwrap_or_default(), device.message.unwrap_or_default()))
+            .collect();
+        let is_so = matches!(&devices[..], [(said, message)] if said == health
+            && message.contains(words) && message.is_empty() == words.is_empty());
+        ensure!(is_so, "it says {devices:?}");
+        Ok(Some(()))
+    })
+}
+
 /// Deletes a pod with its template and waits until it is gone.
 pub(crate) fn end(scene: &Scene<'_>, pod: &str) -> Result<()> {
     scene.delete(&format!("pod/{pod}"))?;
