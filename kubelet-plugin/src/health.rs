@@ -13,17 +13,19 @@ use futures::stream::{self, BoxStream, Stream, StreamExt};
 use kerf_dra_driver::health::Health;
 use kerf_dra_driver::names::DeviceName;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use crate::proto::{health_v1, health_v1alpha1};
 
 /// How long the kubelet believes a message.
-const TIMEOUT_SECONDS: i64 = 60;
-/// When the list is sent again. When an elder instance ends, the kubelet forgets
-/// what this one said too, and knows nothing until it is said again.
-const RESEND: Duration = Duration::from_secs(15);
+const TIMEOUT_SECONDS: i64 = 180;
+/// When the list is sent again for the first time; the pause doubles up to the
+/// longest. When an elder instance ends, as it does soon after a younger one was
+/// registered, the kubelet forgets what both said, until it is said again.
+const FIRST_RESEND: Duration = Duration::from_secs(5);
+const LAST_RESEND: Duration = Duration::from_mins(1);
 /// How many streams there may be. A kubelet has one.
 const MAX_STREAMS: usize = 16;
 
@@ -74,8 +76,7 @@ impl Service {
         })?;
         let mut health = self.health.clone();
         health.mark_changed();
-        let watcher =
-            Watcher { health, resend_at: Instant::now() + RESEND, stop: self.stop.clone(), _permit: permit };
+        let watcher = Watcher { health, pause: FIRST_RESEND, stop: self.stop.clone(), _permit: permit };
         Ok(stream::unfold(watcher, |mut watcher| async move {
             let said = watcher.next().await?;
             Some((said, watcher))
@@ -86,7 +87,7 @@ impl Service {
 /// One open stream.
 struct Watcher {
     health: watch::Receiver<Option<NodeHealth>>,
-    resend_at: Instant,
+    pause: Duration,
     stop: CancellationToken,
     _permit: OwnedSemaphorePermit,
 }
@@ -97,9 +98,8 @@ impl Watcher {
             tokio::select! {
                 () = self.stop.cancelled() => return None,
                 changed = self.health.changed() => changed.ok()?,
-                () = sleep_until(self.resend_at) => {}
+                () = sleep(self.pause) => self.pause = LAST_RESEND.min(self.pause * 2),
             }
-            self.resend_at = Instant::now() + RESEND;
             let said = self.health.borrow_and_update().clone();
             if said.is_some() {
                 return said;
@@ -181,10 +181,11 @@ mod tests {
         sender.send_replace(Some(lost("gone")));
         let changed = stream.next().now_or_never().expect("at once").expect("a message");
         assert_eq!(*changed.devices, *lost("gone").devices);
-        for _ in 0..3 {
+        for pause in [5, 10, 20, 40, 60, 60] {
             let before = Instant::now();
             let again = stream.next().await.expect("a message");
             assert_eq!(*again.devices, *lost("gone").devices);
+            assert_eq!(before.elapsed().as_secs(), pause);
             // A message that is lost on the way must not let it run out.
             assert!(
                 before.elapsed().as_secs() * 2 <= TIMEOUT_SECONDS.unsigned_abs(),
@@ -200,7 +201,7 @@ mod tests {
         let mut stream = std::pin::pin!(service.said().expect("a stream"));
         for number in 0..100 {
             sender.send_replace(Some(lost(&number.to_string())));
-            tokio::time::advance(RESEND).await;
+            tokio::time::advance(LAST_RESEND).await;
         }
         let read = stream.next().now_or_never().expect("at once").expect("a message");
         assert_eq!(*read.devices, *lost("99").devices);
@@ -211,7 +212,7 @@ mod tests {
     async fn who_does_not_describe_the_node_is_silent_and_keeps_the_stream_open() {
         let (sender, service) = service(None);
         let mut stream = std::pin::pin!(service.said().expect("a stream"));
-        let silence = RESEND * 10;
+        let silence = LAST_RESEND * 10;
         assert!(tokio::time::timeout(silence, stream.next()).await.is_err());
         sender.send_replace(Some(health(Health::Healthy)));
         assert!(stream.next().now_or_never().expect("at once").is_some());

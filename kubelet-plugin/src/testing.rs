@@ -152,6 +152,12 @@ impl Machine {
         }
     }
 
+    /// What the next call of that name fails with, if it does.
+    fn failure(&mut self, name: &str) -> Option<HardwareErrorKind> {
+        let at = self.failures.iter().position(|(call, _)| *call == name)?;
+        self.failures.remove(at).map(|(_, kind)| kind)
+    }
+
     /// The GPU instances of a GPU.
     pub fn instances(&self, gpu: PciAddress) -> Vec<GpuInstance> {
         self.inventory
@@ -254,9 +260,7 @@ impl ModelHardware {
             },
             || {
                 let mut machine = lock(&self.machine);
-                if let Some(at) = machine.failures.iter().position(|(call, _)| *call == name)
-                    && let Some((_, kind)) = machine.failures.remove(at)
-                {
+                if let Some(kind) = machine.failure(name) {
                     if let Some((gpu, profile, start)) = machine.rival.take() {
                         machine.make_foreign(gpu, profile, start, false);
                     }
@@ -284,7 +288,7 @@ impl ModelHardware {
 
 impl Hardware for ModelHardware {
     fn inventory(&self) -> Result<Inventory, HardwareError> {
-        self.read(|machine| Ok(machine.inventory.clone()))
+        self.read(|machine| machine.failure("inventory").map_or_else(|| Ok(machine.inventory.clone()), Err))
     }
 
     fn mig_mode(&self, gpu: PciAddress) -> Result<(MigMode, MigMode), HardwareError> {

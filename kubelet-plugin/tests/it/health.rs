@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use kerf_dra_driver::hardware::{HardwareEvent, HardwareEventKind};
-use kerf_dra_driver::inventory::MigMode;
+use kerf_dra_driver::hardware::{HardwareErrorKind, HardwareEvent, HardwareEventKind};
+use kerf_dra_driver::inventory::{MigMode, UnreadableGpu};
 use kerf_kubelet_plugin::proto::health_v1::dra_resource_health_client::DraResourceHealthClient as V1;
 use kerf_kubelet_plugin::proto::health_v1alpha1::dra_resource_health_client::DraResourceHealthClient as V1Alpha1;
 use kerf_kubelet_plugin::proto::{health_v1, health_v1alpha1};
@@ -73,7 +73,7 @@ async fn the_kubelet_is_told_of_all_devices_and_of_every_change_in_either_versio
     for device in &first {
         assert_eq!(device.device.as_ref().unwrap().pool_name, "node/gpu");
         assert!((now - 60..=now).contains(&device.last_updated_time), "{device:?}");
-        assert_eq!((device.health_check_timeout_seconds, device.message.as_str()), (60, ""));
+        assert_eq!((device.health_check_timeout_seconds, device.message.as_str()), (180, ""));
     }
 
     by_hand(&owner.node, |machine| machine.inventory.gpus.retain(|gpu| gpu.pci != pci(3)));
@@ -120,6 +120,43 @@ async fn the_kubelet_is_told_of_all_devices_and_of_every_change_in_either_versio
     rest.await.unwrap().expect("the stream ends as it should");
     served.task.await.unwrap();
     owner.cancel.cancel();
+    owner.task.await.unwrap();
+}
+
+#[tokio::test]
+async fn nothing_is_known_while_the_driver_does_not_answer_nor_of_a_gpu_that_does_not() {
+    let root = tempfile::tempdir().unwrap();
+    let owner = Running::on(node(&root)).await;
+    owner.plugin.listen(owner.cancel.clone()).unwrap();
+    let served = serve(&root, owner.plugin.clone());
+    let mut stream = open(&served).await;
+    assert_eq!(faults(&next(&mut stream).await), BTreeMap::new());
+
+    by_hand(&owner.node, |machine| {
+        machine.failures.push_back(("inventory", HardwareErrorKind::NoDriver));
+    });
+    let unanswered = faults(&next(&mut stream).await);
+    assert_eq!(unanswered.len(), 44);
+    for (status, message) in unanswered.values() {
+        assert_eq!(*status, health_v1::HealthStatus::Unknown);
+        assert!(message.contains("the NVIDIA driver library cannot be used"), "{message}");
+    }
+    assert_eq!(faults(&next(&mut stream).await), BTreeMap::new(), "the next attempt succeeds");
+
+    by_hand(&owner.node, |machine| {
+        machine.inventory.gpus.retain(|gpu| gpu.pci != pci(2));
+        let error = "GPU 1 has not answered for 10 s".to_owned();
+        machine.inventory.unreadable = vec![UnreadableGpu { index: 1, pci: None, error, lost: false }];
+    });
+    let unread = faults(&next(&mut stream).await);
+    assert_eq!(unread.len(), 11, "{unread:?}");
+    let (status, message) = &unread[whole(2).as_str()];
+    assert_eq!(*status, health_v1::HealthStatus::Unknown);
+    assert!(message.contains("GPU 1 has not answered for 10 s"), "{message}");
+
+    served.cancel.cancel();
+    owner.cancel.cancel();
+    served.task.await.unwrap();
     owner.task.await.unwrap();
 }
 

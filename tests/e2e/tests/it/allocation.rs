@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::machine::{self, Held, Seen};
 use crate::manifest::{self, ANY_PARTITION, Pod, SMALL, WHOLE, request, request_where, requests};
+use crate::workload;
 
 pub(crate) fn a_whole_gpu(scene: &Scene<'_>) -> Result<()> {
     for pod in ["first", "second"] {
@@ -21,6 +22,7 @@ pub(crate) fn a_whole_gpu(scene: &Scene<'_>) -> Result<()> {
             ensure!(held.partition().is_none(), "{pod} holds {held:?}");
             gpus.insert(held.device);
         }
+        workload::await_health(scene, pod, "Healthy", "")?;
     }
     ensure!(gpus.len() == 2, "two pods hold {gpus:?}");
     Ok(())
@@ -30,7 +32,7 @@ pub(crate) fn a_partition_by_profile(scene: &Scene<'_>) -> Result<()> {
     let profile = "device.attributes[\"gpu.nvidia.com\"].profile == \"2g.20gb\"";
     let partition = only_device(scene, &requests(&[request_where("slice", ANY_PARTITION, profile)]))?;
     ensure!(partition.partition().is_some_and(|(profile, _)| profile == "2g-20gb"), "it holds {partition:?}");
-    Ok(())
+    workload::await_health(scene, "pod", "Healthy", "")
 }
 
 pub(crate) fn the_smallest_partition_that_serves(scene: &Scene<'_>) -> Result<()> {
