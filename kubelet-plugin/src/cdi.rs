@@ -285,11 +285,19 @@ impl Folder {
     }
 
     /// The journal entry that a claim's file was made from, where it is intact.
-    pub(crate) fn entry(&self, uid: &ClaimUid) -> Option<Entry> {
-        let content = self.disk.read(&self.path.join(self.file_name(uid))).ok()??;
-        let spec: Spec = serde_json::from_slice(&content).ok()?;
-        let entry = Entry::decode(spec.annotations.get(ENTRY)?.as_bytes()).ok()?;
-        (entry.uid == *uid).then_some(entry)
+    ///
+    /// A file that cannot be read now may be intact: that is an error, for it
+    /// may be all that tells what is there.
+    pub(crate) fn entry(&self, uid: &ClaimUid) -> Result<Option<Entry>, CdiError> {
+        let content = match self.disk.read(&self.path.join(self.file_name(uid))) {
+            Err(error) if error.kind() == io::ErrorKind::IsADirectory => None,
+            content => content.map_err(|source| self.failed("read", source))?,
+        };
+        let decoded = content.and_then(|content| {
+            let spec: Spec = serde_json::from_slice(&content).ok()?;
+            Entry::decode(spec.annotations.get(ENTRY)?.as_bytes()).ok()
+        });
+        Ok(decoded.filter(|entry| entry.uid == *uid))
     }
 
     /// Removes what a crash left half written. Only before anything writes.

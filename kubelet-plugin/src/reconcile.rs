@@ -322,7 +322,7 @@ impl Work {
         }
         // One that is proof, or may be to another version, stays.
         let stays = entries.iter().any(|entry| entry.uid == *uid)
-            || self.proof(uid, &entries).is_some()
+            || self.proof(uid, &entries)?.is_some()
             || self.is_quarantined(uid);
         if !stays && self.cdi.remove(uid)? {
             info!(%uid, "removed a CDI file that no claim has");

@@ -18,8 +18,9 @@ use std::sync::Arc;
 
 use kerf_dra_driver::journal::{Entry, FileName, GpusInName};
 use kerf_dra_driver::names::{ClaimUid, PciAddress};
+use rustix::io::Errno;
 use tokio::sync::watch;
-use tracing::error;
+use tracing::{error, info};
 
 use crate::disk::{Disk, Durability};
 use crate::view::JournalView;
@@ -54,6 +55,8 @@ struct Unreadable {
     name: String,
     file: FileName,
     reason: String,
+    /// The medium's error, where it was that: it may pass.
+    fault: Option<io::Error>,
 }
 
 impl Store {
@@ -118,24 +121,35 @@ impl Store {
     /// The entries, as they are on disk, that touch one of some GPUs or are
     /// of a claim. The locks of these are held.
     ///
-    /// What cannot be read among them goes into quarantine.
+    /// What cannot be read among them goes into quarantine, and comes back
+    /// from there once it can. Where the medium fails for the claim's own, the
+    /// call fails that once: to go on as if nothing were there would leave what
+    /// a passing error hid to nobody.
     pub(crate) fn touching(
         &self,
         uid: Option<&ClaimUid>,
         gpus: &BTreeSet<PciAddress>,
     ) -> Result<Vec<Entry>, StoreError> {
+        self.recall(uid, gpus)?;
         let Read { mut entries, unreadable } =
             self.read(|file| uid == Some(&file.uid) || gpus.iter().any(|gpu| file.gpus.may_include(*gpu)))?;
-        for Unreadable { name, file, reason } in unreadable {
+        self.readmit(&entries);
+        let mut failed = None;
+        for Unreadable { name, file, reason, fault } in unreadable {
+            let is_own = uid == Some(&file.uid);
             // Whoever writes a file holds the locks of its claim or of all its
             // GPUs. Of a file that does not name them, ours may be none.
-            if uid == Some(&file.uid) || matches!(file.gpus, GpusInName::These(_)) {
+            if is_own || matches!(file.gpus, GpusInName::These(_)) {
                 self.set_aside(&name, file, &reason)?;
+                failed = failed.or(fault.filter(|_| is_own));
             } else {
                 self.modify(|view| {
                     view.quarantined.insert(name, file);
                 });
             }
+        }
+        if let Some(source) = failed {
+            return Err(self.failed("read", source));
         }
         // `<uid>_all.json` tells its GPUs only inside.
         entries.retain(|entry| uid == Some(&entry.uid) || !entry.gpus().is_disjoint(gpus));
@@ -151,22 +165,54 @@ impl Store {
                 Ok(None) => continue,
                 Ok(Some(content)) => content,
                 Err(source) if is_of_the_file(&source) => {
-                    read.unreadable.push(Unreadable { name, file, reason: source.to_string() });
+                    let reason = source.to_string();
+                    let fault = Some(source).filter(|source| is(source, Errno::IO));
+                    read.unreadable.push(Unreadable { name, file, reason, fault });
                     continue;
                 }
                 Err(source) => return Err(self.failed("read", source)),
             };
-            let reason = match Entry::decode(&content) {
-                Ok(entry) if entry.uid == file.uid && entry.file_name() == name => {
-                    read.entries.push(entry);
-                    continue;
-                }
-                Ok(_) => "it is of another claim, or of other GPUs, than its name says".to_owned(),
-                Err(reason) => crate::chain(&reason),
-            };
-            read.unreadable.push(Unreadable { name, file, reason });
+            match decode(&content, &name, &file) {
+                Ok(entry) => read.entries.push(entry),
+                Err(reason) => read.unreadable.push(Unreadable { name, file, reason, fault: None }),
+            }
         }
         Ok(read)
+    }
+
+    /// Takes entries out of quarantine that can be read by now: the medium
+    /// failed for a while, or another version was here.
+    fn recall(&self, uid: Option<&ClaimUid>, gpus: &BTreeSet<PciAddress>) -> Result<(), StoreError> {
+        let view = Arc::clone(&self.view.borrow());
+        for (name, file) in &view.quarantined {
+            let Ok(Some(content)) = self.disk.read(&self.quarantine.join(name)) else { continue };
+            let Ok(entry) = decode(&content, name, file) else { continue };
+            let is_locked = uid == Some(&file.uid) || entry.gpus().is_subset(gpus);
+            if is_locked && !view.entries.contains_key(&file.uid) {
+                let failed = |source| self.failed("written", source);
+                self.disk.move_to(&self.quarantine, name, &self.claims).map_err(failed)?;
+                self.disk.sync(&self.claims).map_err(failed)?;
+                info!(file = name, "a journal entry can be read again and is used");
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells of entries that could not be read before where they lie. What
+    /// else is in quarantine under such a name waits for its release.
+    fn readmit(&self, entries: &[Entry]) {
+        let view = Arc::clone(&self.view.borrow());
+        for entry in entries {
+            let name = entry.file_name();
+            if view.quarantined.contains_key(&name)
+                && matches!(self.disk.read(&self.quarantine.join(&name)), Ok(None))
+            {
+                self.modify(|view| {
+                    view.quarantined.remove(&name);
+                    view.entries.insert(entry.uid.clone(), Arc::new(entry.clone()));
+                });
+            }
+        }
     }
 
     fn set_aside(&self, name: &str, file: FileName, reason: &str) -> Result<(), StoreError> {
@@ -261,7 +307,18 @@ impl Store {
 /// Whether the one file is at fault, and not the machine: then the others are
 /// not kept from being read.
 fn is_of_the_file(error: &io::Error) -> bool {
-    use rustix::io::Errno;
-    let faults = [Errno::ISDIR, Errno::LOOP, Errno::IO, Errno::ACCESS];
-    faults.iter().any(|fault| error.raw_os_error() == Some(fault.raw_os_error()))
+    [Errno::ISDIR, Errno::LOOP, Errno::IO, Errno::ACCESS].iter().any(|fault| is(error, *fault))
+}
+
+fn is(error: &io::Error, fault: Errno) -> bool {
+    error.raw_os_error() == Some(fault.raw_os_error())
+}
+
+/// The entry of a file, or why it is none.
+fn decode(content: &[u8], name: &str, file: &FileName) -> Result<Entry, String> {
+    match Entry::decode(content) {
+        Ok(entry) if entry.uid == file.uid && entry.file_name() == name => Ok(entry),
+        Ok(_) => Err("it is of another claim, or of other GPUs, than its name says".to_owned()),
+        Err(reason) => Err(crate::chain(&reason)),
+    }
 }

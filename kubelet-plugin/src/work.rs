@@ -110,15 +110,17 @@ impl Work {
         }
         if let Some(own) = own.as_ref().filter(|own| own.is_partly_unknown()) {
             // What this version would plan and write lacks what it does not know.
-            let has_spec = self.cdi.entry(&own.uid).is_some();
+            let has_spec = self.cdi.entry(&own.uid)?.is_some();
             return if has_spec {
                 Ok(Outcome::Done(self.answer(own)))
             } else {
                 Err(StepError::Unknown.into())
             };
         }
-        // What the spec will need, before hardware is changed for it.
+        // What the spec will need, before hardware is changed for it: what is
+        // made while a driver is upgraded cannot be undone before that ends.
         self.hook.ensure()?;
+        self.hardware.driver_files().map_err(PrepareError::Hardware)?;
         let inventory = self.fresh(&claim.gpus(), known)?;
         let situation = Situation {
             settings: &self.settings,

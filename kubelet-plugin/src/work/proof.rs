@@ -7,7 +7,8 @@ use kerf_dra_driver::names::{ClaimUid, PciAddress};
 use tracing::warn;
 
 use super::{Work, missing};
-use crate::store::StoreError;
+use crate::cdi::CdiError;
+use crate::errors::PrepareError;
 
 impl Work {
     /// What a claim's CDI spec says that was prepared here in this boot, where
@@ -15,12 +16,12 @@ impl Work {
     ///
     /// No undo leaves a spec behind and no failed prepare does, so an intact one
     /// is proof by itself, whatever the API says of the claim meanwhile.
-    pub(crate) fn proof(&self, uid: &ClaimUid, entries: &[Entry]) -> Option<Entry> {
+    pub(crate) fn proof(&self, uid: &ClaimUid, entries: &[Entry]) -> Result<Option<Entry>, CdiError> {
         if entries.iter().any(|entry| entry.uid == *uid) {
-            return None;
+            return Ok(None);
         }
         let written = self.cdi.entry(uid)?;
-        (written.boot_id == self.boot && written.phase == Phase::Completed).then_some(written)
+        Ok(written.filter(|written| written.boot_id == self.boot && written.phase == Phase::Completed))
     }
 
     /// Whether other claims have something of what an entry has.
@@ -39,8 +40,8 @@ impl Work {
         uid: &ClaimUid,
         gpus: &BTreeSet<PciAddress>,
         entries: &mut Vec<Entry>,
-    ) -> Result<Option<BTreeSet<PciAddress>>, StoreError> {
-        let Some(proof) = self.proof(uid, entries) else { return Ok(None) };
+    ) -> Result<Option<BTreeSet<PciAddress>>, PrepareError> {
+        let Some(proof) = self.proof(uid, entries)? else { return Ok(None) };
         if let Some(more) = missing(std::slice::from_ref(&proof), gpus, uid) {
             return Ok(Some(more));
         }

@@ -22,7 +22,7 @@ impl Work {
         gpus: &BTreeSet<PciAddress>,
     ) -> Result<Outcome<()>, UndoError> {
         let mut entries = self.store.touching(Some(uid), gpus)?;
-        let proof = self.proof(uid, &entries);
+        let proof = self.proof(uid, &entries)?;
         // Where another claim has what was this one's, the proof must wait.
         let is_free = proof.as_ref().is_none_or(|proof| !self.is_taken(proof, &entries));
         entries.extend(proof.filter(|_| is_free));

@@ -252,6 +252,30 @@ async fn a_partition_that_vanished_is_made_again_without_touching_the_others() {
 }
 
 #[tokio::test]
+async fn what_somebody_made_in_the_place_of_a_claims_partition_is_neither_given_out_nor_destroyed() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    node.claims.put(claim("c", &[("r", partition(pci(1), "1g.10gb", 4))]));
+    prepare(&plugin, "c").await.unwrap();
+    let others = {
+        let mut machine = node.machine.lock().unwrap();
+        machine.inventory.gpus[0].mig.as_mut().unwrap().instances.clear();
+        // It gets the number that ours had.
+        machine.make_foreign(pci(1), 9, 4, true);
+        machine.changes.clear();
+        machine.instances(pci(1))
+    };
+    let error = prepare(&plugin, "c").await.unwrap_err();
+    assert!(error.contains("GPU instance 1") && error.contains("did not make"), "{error}");
+    plugin.reconcile_now().await;
+    unprepare(&plugin, "c").await.unwrap();
+    let machine = node.machine.lock().unwrap();
+    assert_eq!((machine.instances(pci(1)), machine.changes.as_slice()), (others, &[][..]));
+    assert!(node.files("plugin/state/claims").is_empty());
+}
+
+#[tokio::test]
 async fn no_answer_in_time_keeps_the_intent_and_what_appears_later_is_ours() {
     let root = tempfile::tempdir().unwrap();
     let node = node(&root);

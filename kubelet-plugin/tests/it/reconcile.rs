@@ -461,3 +461,33 @@ async fn an_instance_that_is_said_to_be_gone_and_is_not_stays_ours() {
     plugin.unprepare("d-uid".to_owned()).await.unwrap();
     assert!(node.machine.lock().unwrap().instances(pci(1)).is_empty());
 }
+
+/// What a passing error of the disk had hidden, or another version in between.
+#[tokio::test]
+async fn an_entry_in_quarantine_that_can_be_read_again_is_used() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    for (name, start) in [("c", 4), ("d", 5)] {
+        node.claims.put(claim(name, &[("r", partition(pci(1), "1g.10gb", start))]));
+        prepare(&plugin, name).await.unwrap();
+        // Nothing else tells of it.
+        std::fs::remove_file(root.path().join(format!("cdi/k8s.gpu.nvidia.com-claim_{name}-uid.json")))
+            .unwrap();
+    }
+    let folder = |name: &str| root.path().join("plugin/state").join(name);
+    std::fs::create_dir_all(folder("quarantine")).unwrap();
+    for file in node.files("plugin/state/claims") {
+        std::fs::rename(folder("claims").join(&file), folder("quarantine").join(&file)).unwrap();
+    }
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    assert_eq!(plugin.journal().borrow().quarantined.len(), 2);
+    unprepare(&plugin, "c").await.unwrap();
+    assert_eq!(node.machine.lock().unwrap().instances(pci(1)).len(), 1);
+    // Another claim's, since its GPU is worked on.
+    assert_eq!(entries(&plugin), ["d-uid"]);
+    assert!(plugin.journal().borrow().quarantined.is_empty());
+    unprepare(&plugin, "d").await.unwrap();
+    assert!(node.machine.lock().unwrap().instances(pci(1)).is_empty());
+    assert!(node.files("plugin/state/quarantine").is_empty());
+}
