@@ -17,6 +17,12 @@ use crate::names::PciAddress;
 /// Calls for different GPUs may run at the same time. The caller holds the
 /// GPU's lock for every call that changes it.
 pub trait Hardware: Send + Sync + fmt::Debug {
+    /// Whether calls for different GPUs gain by running at the same time. A
+    /// stand-in whose calls are to come in one order says no.
+    fn is_parallel(&self) -> bool {
+        true
+    }
+
     /// Everything that is there. A GPU that cannot be read is listed as such.
     ///
     /// # Errors

@@ -68,12 +68,20 @@ pub(crate) fn intend(hardware: &dyn Hardware, step: &mut PartitionStep) -> Resul
     Ok(())
 }
 
+/// The second half, as far as it is to be done.
+pub(crate) fn create(hardware: &dyn Hardware, step: &mut PartitionStep) -> Result<(), StepError> {
+    if !matches!(step.progress, PartitionProgress::Created { .. }) {
+        create_instance(hardware, step)?;
+    }
+    create_compute_instance(hardware, step)
+}
+
 /// The GPU instance of a partition in intent.
 ///
 /// An answer that says the call failed rewrites the intent, so that an
 /// instance which somebody else makes there later is not taken for ours. No
 /// answer in time says nothing: the call may still take effect.
-pub(crate) fn create_instance(hardware: &dyn Hardware, step: &mut PartitionStep) -> Result<(), StepError> {
+fn create_instance(hardware: &dyn Hardware, step: &mut PartitionStep) -> Result<(), StepError> {
     match hardware.create_gpu_instance(step.gpu, step.profile, step.placement) {
         Ok(instance) => {
             step.progress = PartitionProgress::Created { instance };
@@ -89,10 +97,7 @@ pub(crate) fn create_instance(hardware: &dyn Hardware, step: &mut PartitionStep)
 }
 
 /// The compute instance of a partition whose GPU instance is there.
-pub(crate) fn create_compute_instance(
-    hardware: &dyn Hardware,
-    step: &mut PartitionStep,
-) -> Result<(), StepError> {
+fn create_compute_instance(hardware: &dyn Hardware, step: &mut PartitionStep) -> Result<(), StepError> {
     let PartitionProgress::Created { instance } = step.progress else { return Ok(()) };
     let made = hardware
         .create_compute_instance(step.gpu, instance)

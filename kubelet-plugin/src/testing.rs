@@ -287,6 +287,10 @@ impl ModelHardware {
 }
 
 impl Hardware for ModelHardware {
+    fn is_parallel(&self) -> bool {
+        false
+    }
+
     fn inventory(&self) -> Result<Inventory, HardwareError> {
         self.read(|machine| machine.failure("inventory").map_or_else(|| Ok(machine.inventory.clone()), Err))
     }

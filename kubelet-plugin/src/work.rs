@@ -4,10 +4,11 @@
 //! are read from disk after that, never before. A crash anywhere in here is
 //! settled by the next call that locks the same GPUs, or by reconcile.
 //!
-//! A partition costs two writes of its entry: its intent before hardware is
-//! touched, and that it is ready, after. Between the two, the intent is enough
+//! Partitions cost two writes of their entry: their intents before hardware is
+//! touched, and that they are ready, after. Between the two, an intent is enough
 //! to know what was made. The CDI spec follows the entry that it is made from.
 
+mod lanes;
 mod modes;
 mod proof;
 mod undo;
@@ -242,32 +243,8 @@ impl Work {
         if to_do {
             entry.phase = if mends { Phase::Completed } else { Phase::Started };
         }
-        for index in 0..entry.steps.len() {
-            let hardware = &*self.hardware;
-            match entry.steps.get(index).cloned() {
-                Some(Step::MigMode(step)) => {
-                    self.store.write(entry)?;
-                    self.set_mode(&step)?;
-                }
-                Some(Step::Partition(PartitionStep {
-                    progress: PartitionProgress::Ready { .. }, ..
-                }))
-                | None => {}
-                Some(Step::Partition(step)) => {
-                    if matches!(step.progress, PartitionProgress::Created { .. }) {
-                        // The record says otherwise: it was ready once.
-                        self.store.write(entry)?;
-                    } else {
-                        change(entry, index, |step| effects::intend(hardware, step))?;
-                        self.store.write(entry)?;
-                        change(entry, index, |step| effects::create_instance(hardware, step))?;
-                    }
-                    // That it is ready is written with what follows.
-                    change(entry, index, |step| effects::create_compute_instance(hardware, step))?;
-                }
-                Some(Step::Unknown(_)) => return Err(StepError::Unknown.into()),
-            }
-        }
+        self.set_modes(entry)?;
+        self.make_partitions(entry)?;
         entry.steps.retain(|step| !matches!(step, Step::MigMode(_)));
         entry.phase = Phase::Completed;
         entry.error = None;
@@ -275,6 +252,66 @@ impl Work {
         self.store.write(entry)?;
         self.cdi.ensure(&entry.uid, &spec)?;
         Ok(())
+    }
+
+    fn set_modes(&self, entry: &Entry) -> Result<(), PrepareError> {
+        let steps = entry.steps.iter().filter_map(|step| match step {
+            Step::MigMode(step) => Some((step.gpu, step)),
+            _ => None,
+        });
+        let steps = lanes::of(steps);
+        if steps.is_empty() {
+            return Ok(());
+        }
+        self.store.write(entry)?;
+        let set = |steps: Vec<_>| steps.into_iter().try_for_each(|step| self.set_mode(step));
+        lanes::run(&*self.hardware, steps, set).into_iter().collect::<Result<(), _>>()?;
+        Ok(())
+    }
+
+    fn make_partitions(&self, entry: &mut Entry) -> Result<(), PrepareError> {
+        let hardware = &*self.hardware;
+        let mut to_make = Vec::new();
+        for (index, step) in entry.steps.iter_mut().enumerate() {
+            match step {
+                Step::Partition(step) => {
+                    match step.progress {
+                        PartitionProgress::Ready { .. } => continue,
+                        // The record says otherwise: it was ready once.
+                        PartitionProgress::Created { .. } => {}
+                        _ => effects::intend(hardware, step)?,
+                    }
+                    to_make.push((step.gpu, (index, step.clone())));
+                }
+                Step::MigMode(_) => {}
+                Step::Unknown(_) => return Err(StepError::Unknown.into()),
+            }
+        }
+        if to_make.is_empty() {
+            return Ok(());
+        }
+        self.store.write(entry)?;
+        let make = |mut steps: Vec<(usize, PartitionStep)>| {
+            let mut result = Ok(());
+            for (_, step) in &mut steps {
+                if result.is_ok() {
+                    result = effects::create(hardware, step);
+                } else if matches!(step.progress, PartitionProgress::Intent { .. }) {
+                    // Not called for: what appears there is somebody else's.
+                    step.progress = PartitionProgress::Absent;
+                }
+            }
+            (steps, result)
+        };
+        let mut result = Ok(());
+        for (steps, made) in lanes::run(hardware, lanes::of(to_make), make) {
+            // That it is ready is written with what follows.
+            for (index, step) in steps {
+                put(entry, index, step);
+            }
+            result = result.and(made);
+        }
+        Ok(result?)
     }
 
     /// Records why an entry that was answered before could not be mended.
@@ -430,17 +467,5 @@ fn is_to_do(step: &Step) -> bool {
 fn put(entry: &mut Entry, index: usize, step: PartitionStep) {
     if let Some(slot) = entry.steps.get_mut(index) {
         *slot = Step::Partition(step);
-    }
-}
-
-/// Changes a partition's step in its entry, whether or not that succeeds.
-fn change(
-    entry: &mut Entry,
-    index: usize,
-    change: impl FnOnce(&mut PartitionStep) -> Result<(), StepError>,
-) -> Result<(), StepError> {
-    match entry.steps.get_mut(index) {
-        Some(Step::Partition(step)) => change(step),
-        _ => Ok(()),
     }
 }

@@ -3,14 +3,15 @@
 //! be undone stays in the journal with its error.
 
 use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
 
 use kerf_dra_driver::inventory::GpuInstance;
 use kerf_dra_driver::journal::{Entry, Phase};
 use kerf_dra_driver::names::{ClaimUid, PciAddress};
-use kerf_dra_driver::step::Step;
+use kerf_dra_driver::step::{PartitionStep, Step};
 use tracing::{info, warn};
 
-use super::{Outcome, Touching, Work, missing, put};
+use super::{Outcome, Touching, Work, lanes, missing, put};
 use crate::effects::{self, StepError};
 use crate::errors::{PrepareError, UndoError};
 
@@ -114,36 +115,37 @@ impl Work {
             return Ok(());
         }
         let _touching = Touching(self);
-        let mut first = None;
-        for index in (0..entry.steps.len()).rev() {
-            if let Err(error) = self.undo_step(entry, index, resumed, entries) {
-                first.get_or_insert(error);
+        let (mut steps, mut first) = (Vec::new(), None);
+        for (index, step) in entry.steps.iter().enumerate().rev() {
+            match step {
+                Step::Partition(step) => steps.push((step.gpu, (index, step.clone()))),
+                Step::Unknown(_) => first = Some(StepError::Unknown),
+                Step::MigMode(_) => {}
             }
         }
-        first.map_or(Ok(()), |error| Err(error.into()))
-    }
-
-    fn undo_step(
-        &self,
-        entry: &mut Entry,
-        index: usize,
-        resumed: bool,
-        entries: &[Entry],
-    ) -> Result<(), StepError> {
-        let mut step = match entry.steps.get(index) {
-            Some(Step::Partition(step)) => step.clone(),
-            Some(Step::Unknown(_)) => return Err(StepError::Unknown),
-            Some(Step::MigMode(_)) | None => return Ok(()),
+        let uid = entry.uid.clone();
+        let entry = Mutex::new(entry);
+        let undo = |steps: Vec<(usize, PartitionStep)>| {
+            let mut first = None;
+            for (index, mut step) in steps {
+                let gpu = step.gpu;
+                let others = |instance: &GpuInstance| {
+                    entries.iter().any(|other| other.uid != uid && other.owns(&self.boot, gpu, instance))
+                };
+                let keep = |step: &PartitionStep| {
+                    let mut entry = entry.lock().unwrap_or_else(PoisonError::into_inner);
+                    put(&mut entry, index, step.clone());
+                    entry
+                };
+                let mut record = |step: &PartitionStep| self.store.write(&keep(step));
+                let undone =
+                    effects::undo_partition(&*self.hardware, &mut step, resumed, &others, &mut record);
+                drop(keep(&step));
+                first = first.or(undone.err());
+            }
+            first
         };
-        let (uid, gpu) = (entry.uid.clone(), step.gpu);
-        let others = |instance: &GpuInstance| {
-            entries.iter().any(|other| other.uid != uid && other.owns(&self.boot, gpu, instance))
-        };
-        let result = effects::undo_partition(&*self.hardware, &mut step, resumed, &others, &mut |step| {
-            put(entry, index, step.clone());
-            self.store.write(entry)
-        });
-        put(entry, index, step);
-        result
+        let failed = lanes::run(&*self.hardware, lanes::of(steps), undo).into_iter().flatten().next();
+        first.or(failed).map_or(Ok(()), |error| Err(error.into()))
     }
 }

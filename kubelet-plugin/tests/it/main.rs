@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod bursts;
 mod events;
 mod health;
 mod in_the_way;

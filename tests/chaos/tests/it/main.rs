@@ -35,7 +35,7 @@ fn points_have_the_names_of_what_is_done() {
     let table = partitions(Work::Prepare, Sabotage::None, 0.0);
     let names: Vec<&str> = table.rows.iter().map(|row| row.point.as_str()).collect();
     let entry = "plugin/state/claims/.c-uid_0000-01-00-0.json.tmp";
-    assert_eq!(names.len(), 13, "{names:?}");
+    assert_eq!(names.len(), 11, "{names:?}");
     assert_eq!(names[0], format!("write and sync {entry}"));
     assert_eq!(names[1], "rename to plugin/state/claims/c-uid_0000-01-00-0.json");
     assert_eq!(names[2], "create GPU instance at 4 of 0000:01:00.0");
