@@ -2,9 +2,10 @@
 //! hand, as the scheduler would.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 
 use anyhow::{Context as _, Result, bail};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::api::resource::v1::{Device, DeviceAttribute, ResourceClaim, ResourceSlice};
 use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -17,13 +18,18 @@ use crate::proto::dra_v1;
 pub(crate) const REQUEST: &str = "conformance";
 /// The name of its only alternative, where it is a list.
 const ALTERNATIVE: &str = "first";
+/// The name of the second request, where there is one.
+pub(crate) const SECOND_REQUEST: &str = "second";
+/// Tells the pod's name from those of claims.
+const POD: &str = "pod";
 /// A driver that nobody has.
 pub(crate) const FOREIGN: &str = "conformance.invalid";
-/// The pod that all claims are reserved for. It never runs.
-const POD: &str = "dra-conformance";
 
 /// Labels a Node that was made here, by this or a former run.
 const MADE: &str = "conformance.invalid/made";
+
+/// Labels a namespace in which claims may have administrative access.
+const ADMIN: &str = "resource.kubernetes.io/admin-access";
 
 /// A device's place: pool and name.
 pub(crate) type Place = (String, String);
@@ -45,6 +51,7 @@ impl Claim {
 
 /// What is unusual about a claim.
 #[derive(Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a way of its own")]
 pub(crate) struct Unusual {
     /// This device, whoever has it.
     pub(crate) device: Option<Place>,
@@ -58,6 +65,20 @@ pub(crate) struct Unusual {
     pub(crate) parameters: Option<Value>,
     /// Nothing is allocated to it.
     pub(crate) unallocated: bool,
+    /// Its access is administrative.
+    pub(crate) admin: bool,
+    /// It gets a share of this id.
+    pub(crate) share: Option<String>,
+    /// It has a second request, for a device of that kind.
+    pub(crate) second: Option<Second>,
+}
+
+/// What is allocated to a second request.
+#[derive(Debug)]
+pub(crate) struct Second {
+    pub(crate) profile: ClaimProfile,
+    pub(crate) device: Place,
+    pub(crate) share: Option<String>,
 }
 
 #[derive(Debug)]
@@ -67,6 +88,7 @@ pub(crate) struct Cluster {
     claims: Api<ResourceClaim>,
     all_claims: Api<ResourceClaim>,
     pods: Api<Pod>,
+    namespaces: Api<Namespace>,
     driver: String,
     node: String,
     namespace: String,
@@ -81,13 +103,20 @@ impl Cluster {
             nodes: Api::all(client.clone()),
             claims: Api::namespaced(client.clone(), &profile.namespace),
             all_claims: Api::all(client.clone()),
-            pods: Api::namespaced(client, &profile.namespace),
+            pods: Api::namespaced(client.clone(), &profile.namespace),
+            namespaces: Api::all(client),
             driver: profile.driver.clone(),
             node: profile.node.clone(),
             namespace: profile.namespace.clone(),
             pod: None,
             made: 0,
         }
+    }
+
+    /// The name of an object that is made for this node: of a claim, or of the pod
+    /// that all claims are reserved for, which never runs.
+    pub(crate) fn named(&self, what: impl Display) -> String {
+        format!("dra-conformance-{}-{what}", self.node)
     }
 
     /// The Node's UID.
@@ -136,20 +165,20 @@ impl Cluster {
     pub(crate) async fn create(&mut self, profile: &ClaimProfile, unusual: Unusual) -> Result<Claim> {
         let name = unusual.name.clone().unwrap_or_else(|| {
             self.made += 1;
-            format!("dra-conformance-{}", self.made)
+            self.named(self.made)
         });
         // Left by a run that was killed.
         self.claims.delete(&name, &DeleteParams::default()).await.ok();
         let device = match &unusual.device {
             Some(device) => device.clone(),
-            None => self.pick(profile).await?,
+            None => self.pick(profile, &[]).await?,
         };
         let parameters = unusual.parameters.as_ref().or(profile.parameters.as_ref());
         let object = self.object(&name, profile, parameters, &unusual);
         let claim = self.claims.create(&PostParams::default(), &serde_json::from_value(object)?).await?;
         let uid = claim.metadata.uid.context("a created claim has a UID")?;
         if !unusual.unallocated {
-            let status = self.status(&device, parameters, &unusual).await;
+            let status = self.status(&device, profile, parameters, &unusual).await;
             self.claims.patch_status(&name, &PatchParams::default(), &Patch::Merge(&status)).await?;
         }
         Ok(Claim { namespace: self.namespace.clone(), name, uid, device })
@@ -162,7 +191,13 @@ impl Cluster {
         parameters: Option<&Value>,
         unusual: &Unusual,
     ) -> Value {
-        let exactly = json!({"deviceClassName": profile.device_class});
+        let mut exactly = json!({"deviceClassName": profile.device_class});
+        if unusual.admin {
+            exactly["adminAccess"] = json!(true);
+        }
+        if unusual.share.is_some() && !profile.capacity.is_empty() {
+            exactly["capacity"] = json!({"requests": profile.capacity});
+        }
         let mut requests = vec![if unusual.alternatives {
             let alternative = json!({"name": ALTERNATIVE, "deviceClassName": profile.device_class});
             json!({"name": REQUEST, "firstAvailable": [alternative]})
@@ -172,43 +207,65 @@ impl Cluster {
         if unusual.foreign {
             requests.push(json!({"name": "foreign", "exactly": exactly}));
         }
-        let config = self.config(parameters, unusual.foreign);
+        if let Some(Second { profile, .. }) = &unusual.second {
+            let exactly = json!({"deviceClassName": profile.device_class});
+            requests.push(json!({"name": SECOND_REQUEST, "exactly": exactly}));
+        }
+        let config = self.config(parameters, unusual);
         json!({"metadata": {"name": name}, "spec": {"devices": {"requests": requests, "config": config}}})
     }
 
-    fn config(&self, parameters: Option<&Value>, foreign: bool) -> Vec<Value> {
-        let ours = parameters.map(|parameters| {
-            json!({"requests": [REQUEST], "opaque": {"driver": self.driver, "parameters": parameters}})
+    fn config(&self, parameters: Option<&Value>, unusual: &Unusual) -> Vec<Value> {
+        let second = unusual.second.as_ref().and_then(|second| second.profile.parameters.as_ref());
+        let ours = [(REQUEST, parameters), (SECOND_REQUEST, second)].map(|(request, parameters)| {
+            let opaque = json!({"driver": self.driver, "parameters": parameters?});
+            Some(json!({"requests": [request], "opaque": opaque}))
         });
-        let theirs = foreign.then(|| {
+        let theirs = unusual.foreign.then(|| {
             let parameters =
                 json!({"apiVersion": "conformance.invalid/v1", "kind": "Foreign", "deep": [[["x"]]]});
             json!({"opaque": {"driver": FOREIGN, "parameters": parameters}})
         });
-        ours.into_iter().chain(theirs).collect()
+        ours.into_iter().flatten().chain(theirs).collect()
     }
 
     async fn status(
         &mut self,
         (pool, device): &Place,
+        profile: &ClaimProfile,
         parameters: Option<&Value>,
         unusual: &Unusual,
     ) -> Value {
         let request =
             if unusual.alternatives { format!("{REQUEST}/{ALTERNATIVE}") } else { REQUEST.to_owned() };
-        let mut results =
-            vec![json!({"request": request, "driver": self.driver, "pool": pool, "device": device})];
+        let mut result = json!({"request": request, "driver": self.driver, "pool": pool, "device": device});
+        if unusual.admin {
+            result["adminAccess"] = json!(true);
+        }
+        let shared = |mut result: Value, share: &Option<String>, profile: &ClaimProfile| {
+            if let Some(share) = share {
+                result["shareID"] = json!(share);
+                result["consumedCapacity"] = json!(profile.capacity);
+            }
+            result
+        };
+        let mut results = vec![shared(result, &unusual.share, profile)];
+        if let Some(Second { profile, device: (pool, device), share }) = &unusual.second {
+            let second =
+                json!({"request": SECOND_REQUEST, "driver": self.driver, "pool": pool, "device": device});
+            results.push(shared(second, share, profile));
+        }
         if unusual.foreign {
             // First: a driver must look at each result's own driver.
             let theirs =
                 json!({"request": "foreign", "driver": FOREIGN, "pool": "foreign", "device": "foreign"});
             results.insert(0, theirs);
         }
-        let mut config = self.config(parameters, unusual.foreign);
+        let mut config = self.config(parameters, unusual);
         for entry in &mut config {
             entry["source"] = json!("FromClaim");
         }
-        let consumer = json!({"resource": "pods", "name": POD, "uid": self.pod_uid().await});
+        let consumer = json!({"resource": "pods", "name": self.named(POD), "uid": self.pod_uid().await});
         let allocation = json!({"devices": {"results": results, "config": config}});
         json!({"status": {"allocation": allocation, "reservedFor": [consumer]}})
     }
@@ -220,7 +277,7 @@ impl Cluster {
         const NOBODY: &str = "00000000-0000-4000-8000-000000000000";
         if self.pod.is_none() {
             let object = json!({
-                "metadata": {"name": POD},
+                "metadata": {"name": self.named(POD)},
                 "spec": {
                     "schedulingGates": [{"name": "conformance.invalid/never"}],
                     "containers": [{"name": "none", "image": "none"}],
@@ -232,7 +289,7 @@ impl Cluster {
             };
             let pod = match made {
                 Some(pod) => Some(pod),
-                None => self.pods.get_opt(POD).await.ok().flatten(),
+                None => self.pods.get_opt(&self.named(POD)).await.ok().flatten(),
             };
             self.pod = Some(pod.and_then(|pod| pod.metadata.uid).unwrap_or_else(|| NOBODY.to_owned()));
         }
@@ -256,13 +313,41 @@ impl Cluster {
             self.nodes.delete(&self.node, &DeleteParams::default()).await.ok();
         }
         if self.pod.is_some() {
-            self.pods.delete(POD, &DeleteParams::default().grace_period(0)).await.ok();
+            self.pods.delete(&self.named(POD), &DeleteParams::default().grace_period(0)).await.ok();
         }
+    }
+
+    /// Allows claims of the namespace to have administrative access, or no more.
+    /// False where they could already.
+    pub(crate) async fn allow_admin(&self, allows: bool) -> Result<bool> {
+        let namespace = self.namespaces.get(&self.namespace).await?;
+        let labels = namespace.metadata.labels.unwrap_or_default();
+        if allows && labels.get(ADMIN).is_some_and(|value| value == "true") {
+            return Ok(false);
+        }
+        let patch = json!({"metadata": {"labels": {ADMIN: allows.then_some("true")}}});
+        self.namespaces.patch(&self.namespace, &PatchParams::default(), &Patch::Merge(&patch)).await?;
+        Ok(true)
+    }
+
+    /// The first device in published order that allows shares and matches.
+    pub(crate) async fn pick_shared(&self, profile: &ClaimProfile) -> Result<Place> {
+        let slices = self.published().await?;
+        let mut devices = slices.iter().flat_map(|slice| {
+            slice.spec.devices.iter().flatten().map(|device| (slice.spec.pool.name.clone(), device))
+        });
+        let found = devices.find(|(_, device)| {
+            device.allow_multiple_allocations == Some(true)
+                && !is_tainted(device)
+                && self.matches(device, &profile.matching)
+        });
+        let (pool, device) = found.context("no published device allows shares and matches")?;
+        Ok((pool, device.name.clone()))
     }
 
     /// The first device in published order that matches, has no taint that
     /// would keep it from being allocated, and is not allocated.
-    async fn pick(&self, profile: &ClaimProfile) -> Result<Place> {
+    pub(crate) async fn pick(&self, profile: &ClaimProfile, except: &[Place]) -> Result<Place> {
         let claims = self.all_claims.list(&ListParams::default()).await?.items;
         let results =
             claims.iter().filter_map(|claim| claim.status.as_ref()?.allocation.as_ref()?.devices.as_ref());
@@ -278,6 +363,9 @@ impl Cluster {
         });
         let free = devices
             .filter(|(_, device)| is_plain(device) && self.matches(device, &profile.matching))
+            .filter(|(pool, device)| {
+                !except.iter().any(|(in_pool, name)| in_pool == pool && *name == device.name)
+            })
             .find(|(pool, device)| !taken.contains(&(*pool, device.name.as_str())));
         match free {
             Some((pool, device)) => Ok((pool.to_owned(), device.name.clone())),
@@ -304,9 +392,11 @@ impl Cluster {
 
 /// Whether it can be allocated once, as a whole, without a toleration.
 fn is_plain(device: &Device) -> bool {
-    let shared = device.allow_multiple_allocations == Some(true);
-    let tainted = device.taints.iter().flatten().any(|taint| taint.effect != "None");
-    !shared && !tainted
+    device.allow_multiple_allocations != Some(true) && !is_tainted(device)
+}
+
+fn is_tainted(device: &Device) -> bool {
+    device.taints.iter().flatten().any(|taint| taint.effect != "None")
 }
 
 fn scalar(attribute: &DeviceAttribute) -> Value {

@@ -13,6 +13,14 @@ pub(crate) struct Spec {
     pub(crate) value: Value,
 }
 
+/// A mount of a spec.
+#[derive(Debug)]
+pub(crate) struct Mount {
+    pub(crate) host: PathBuf,
+    pub(crate) container: PathBuf,
+    pub(crate) is_read_only: bool,
+}
+
 /// All specs of the folders. A folder that is not there has none.
 pub(crate) fn read(folders: &[PathBuf]) -> Result<Vec<Spec>> {
     let mut specs = Vec::new();
@@ -64,6 +72,18 @@ impl Spec {
         std::iter::once(&self.value["containerEdits"]).chain(own).collect()
     }
 
+    /// What it mounts.
+    pub(crate) fn mounts(&self) -> Vec<Mount> {
+        let all = self.edits().into_iter().flat_map(|edits| Self::list(edits, "mounts"));
+        let path = |value: &Value| PathBuf::from(value.as_str().unwrap_or_default());
+        let mount = |mount: &Value| Mount {
+            host: path(&mount["hostPath"]),
+            container: path(&mount["containerPath"]),
+            is_read_only: Self::list(mount, "options").any(|option| option == "ro"),
+        };
+        all.map(mount).collect()
+    }
+
     /// Paths of the host that a container with one of its devices needs.
     pub(crate) fn host_paths(&self) -> Vec<PathBuf> {
         let nodes = self
@@ -71,18 +91,15 @@ impl Spec {
             .into_iter()
             .flat_map(|edits| Self::list(edits, "deviceNodes"))
             .map(|node| node["hostPath"].as_str().or(node["path"].as_str()).unwrap_or_default());
-        let mounts = self
-            .edits()
-            .into_iter()
-            .flat_map(|edits| Self::list(edits, "mounts"))
-            .map(|mount| mount["hostPath"].as_str().unwrap_or_default());
         let hooks = self
             .edits()
             .into_iter()
             .flat_map(|edits| Self::list(edits, "hooks"))
             .map(|hook| hook["path"].as_str().unwrap_or_default());
         // What is mounted of a kind (`tmpfs`) has no path of the host.
-        nodes.chain(mounts).chain(hooks).filter(|path| path.starts_with('/')).map(PathBuf::from).collect()
+        let mounts = self.mounts().into_iter().map(|mount| mount.host);
+        let all = nodes.map(PathBuf::from).chain(mounts).chain(hooks.map(PathBuf::from));
+        all.filter(|path| path.is_absolute()).collect()
     }
 
     /// What is wrong with it, after the CDI specification.

@@ -41,10 +41,16 @@ pub(crate) enum Need {
     Instances,
     /// How a reboot is made up.
     Reboot,
-    /// That the driver reaches the API server through the tool.
+    /// That the driver reaches the API server through the tool, which can make trouble.
     Outage,
     /// How devices are made to hang.
     Hang,
+    /// How prepares of one kind of claims are made slow.
+    Slow,
+    /// A kind of claims that get shares.
+    Shares,
+    /// How soon claims are collected of which it is told nothing.
+    Collect,
     /// The folder of the driver's state.
     State,
     /// That slices and the Node may be changed.
@@ -61,6 +67,9 @@ impl Need {
             Self::Start => "the profile has no `start`",
             Self::Instances => "`start` of the profile has no `{instance}` in it",
             Self::Hang => "the profile has no `hang`",
+            Self::Slow => "the profile has no `slow`",
+            Self::Shares => "the profile has no `shares`",
+            Self::Collect => "`limits` of the profile have no `collect`",
             Self::State => "the profile has no `state`",
             Self::Reboot => "the profile has no `reboot`",
             Self::Outage => "`start` and `environment` of the profile have no `{kubeconfig}` in them",

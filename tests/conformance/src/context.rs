@@ -11,7 +11,9 @@ use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::Client;
 
 use crate::api::{Claim, Cluster, Unusual};
-use crate::check::{Check, Need};
+use crate::check::{Check, Need, NotApplicable};
+use crate::disk::Disk;
+use crate::fault::{Fault, Requests};
 use crate::kubelet::{Plugin, said};
 use crate::launcher::{Launcher, Running};
 use crate::profile::{ClaimProfile, Profile, seconds};
@@ -36,6 +38,8 @@ pub struct Context {
     /// To be taken away after the check.
     claims: Vec<Claim>,
     does_hang: bool,
+    is_slow: bool,
+    small_disk: Option<PathBuf>,
     sockets: Patience,
     published: Patience,
 }
@@ -67,6 +71,8 @@ impl Context {
             running: BTreeMap::new(),
             claims: Vec::new(),
             does_hang: false,
+            is_slow: false,
+            small_disk: None,
             sockets: Patience::default(),
             published: Patience::default(),
         }
@@ -79,6 +85,9 @@ impl Context {
             Need::Claims => !self.profile.claims.is_empty(),
             Need::Cdi => !self.profile.cdi.is_empty(),
             Need::Hang => self.launcher.as_ref().is_some_and(|launcher| launcher.has_hangs()),
+            Need::Slow => self.launcher.as_ref().is_some_and(|launcher| launcher.has_slowness()),
+            Need::Shares => self.profile.shares.is_some(),
+            Need::Collect => self.profile.limits.collect.is_some(),
             Need::State => self.profile.state.is_some(),
             Need::Start => self.launcher.is_some(),
             Need::Instances => self.launcher.as_ref().is_some_and(|launcher| launcher.has_instances()),
@@ -111,23 +120,35 @@ impl Context {
     /// Takes away what a check made. What does not work here is found by the
     /// checks that are about it.
     pub(crate) async fn tidy(&mut self) {
-        self.cut(false).ok();
+        self.trouble(Fault::None).ok();
         if self.does_hang {
             self.hang(false).await.ok();
+        }
+        if self.is_slow {
+            self.slow(false).await.ok();
         }
         if let Some(second) = self.running.remove(SECOND) {
             second.kill().await.ok();
         }
-        if self.begin().await.is_ok()
-            && !self.claims.is_empty()
+        if self.small_disk.is_some() {
+            self.unprepare_claims().await;
+            self.normal_disk().await.ok();
+        }
+        if self.begin().await.is_ok() {
+            self.unprepare_claims().await;
+        }
+        for claim in std::mem::take(&mut self.claims) {
+            self.cluster.delete(&claim).await.ok();
+        }
+    }
+
+    async fn unprepare_claims(&mut self) {
+        if !self.claims.is_empty()
             && let Ok(plugin) = self.plugin().await
         {
             for claim in &self.claims {
                 plugin.unprepare(claim).await.ok();
             }
-        }
-        for claim in std::mem::take(&mut self.claims) {
-            self.cluster.delete(&claim).await.ok();
         }
     }
 
@@ -176,10 +197,57 @@ impl Context {
         self.launcher.as_mut().context("the profile has no `start`")?.hang(does_hang).await
     }
 
+    /// Makes prepares of the first kind of claims slow, or as they were.
+    pub(crate) async fn slow(&mut self, is_slow: bool) -> Result<()> {
+        self.is_slow = is_slow;
+        self.launcher.as_mut().context("the profile has no `start`")?.slow(is_slow).await
+    }
+
     /// Cuts the driver's way to the API server, or opens it again.
     pub(crate) fn cut(&mut self, is_cut: bool) -> Result<()> {
-        self.launcher.as_mut().context("the profile has no `start`")?.cut(is_cut);
+        self.trouble(if is_cut { Fault::Hold(Requests::All) } else { Fault::None })
+    }
+
+    /// Makes trouble on the driver's way to the API server, instead of what there was.
+    pub(crate) fn trouble(&mut self, fault: Fault) -> Result<()> {
+        self.launcher.as_mut().context("the profile has no `start`")?.trouble(fault);
         Ok(())
+    }
+
+    /// How many of the driver's requests have met that trouble.
+    pub(crate) fn met(&self) -> u32 {
+        self.launcher.as_ref().map_or(0, |launcher| launcher.met())
+    }
+
+    /// Starts the driver with a folder on a small disk.
+    pub(crate) async fn shrink(&mut self, folder: &Path) -> Result<Plugin> {
+        self.kill(FIRST).await?;
+        self.small_disk = Some(folder.to_owned());
+        let made = self.disk(Disk::Small);
+        if made.is_err() {
+            self.small_disk = None;
+        }
+        self.start(FIRST).await?;
+        made.map_err(|error| NotApplicable(format!("there can be no full disk: {error:#}")))?;
+        self.plugin().await
+    }
+
+    /// Makes the small disk full, or not full any more.
+    pub(crate) fn fill(&mut self, is_full: bool) -> Result<()> {
+        self.disk(if is_full { Disk::Full } else { Disk::Small })
+    }
+
+    fn disk(&mut self, disk: Disk) -> Result<()> {
+        let folder = self.small_disk.as_ref().context("there is no small disk")?;
+        self.launcher.as_mut().context("the profile has no `start`")?.disk(folder, disk)
+    }
+
+    /// Starts the driver without a small disk.
+    async fn normal_disk(&mut self) -> Result<()> {
+        self.renew().await;
+        self.disk(Disk::Normal)?;
+        self.small_disk = None;
+        self.start(FIRST).await
     }
 
     pub(crate) fn registry(&self) -> Result<&Path> {
@@ -220,8 +288,13 @@ impl Context {
         let kinds = &self.profile.claims;
         let profile: ClaimProfile =
             kinds.get(kind).or(kinds.first()).context("the profile has no `claims`")?.clone();
+        self.made(&profile, unusual).await
+    }
+
+    /// A claim of that profile.
+    pub(crate) async fn made(&mut self, profile: &ClaimProfile, unusual: Unusual) -> Result<Claim> {
         self.settled().await?;
-        let claim = self.cluster.create(&profile, unusual).await.context("a claim cannot be made")?;
+        let claim = self.cluster.create(profile, unusual).await.context("a claim cannot be made")?;
         self.claims.push(claim.clone());
         Ok(claim)
     }

@@ -1,16 +1,18 @@
 //! How the driver under test is started, ended, killed and started again.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use futures::FutureExt as _;
 use futures::future::LocalBoxFuture;
-use kube::config::Kubeconfig;
+use kube::Client;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::profile::{Hang, Profile, seconds};
+use crate::disk::{self, Disk};
+use crate::fault::Fault;
+use crate::profile::{Pair, Profile, seconds};
 use crate::tunnel::Tunnel;
 
 /// How often it is looked whether a process has ended.
@@ -24,8 +26,15 @@ pub trait Launcher: std::fmt::Debug {
     fn reboot(&mut self) -> LocalBoxFuture<'_, Result<()>>;
     /// Makes its devices hang, or answer again.
     fn hang(&mut self, does_hang: bool) -> LocalBoxFuture<'_, Result<()>>;
-    /// Cuts its way to the API server, or opens it again.
-    fn cut(&mut self, is_cut: bool);
+    /// Makes prepares of the first kind of claims slow, or as they were.
+    fn slow(&mut self, is_slow: bool) -> LocalBoxFuture<'_, Result<()>>;
+    /// Makes trouble on its way to the API server, instead of what there was.
+    fn trouble(&mut self, fault: Fault);
+    /// How many of its requests have met that trouble.
+    fn met(&self) -> u32;
+    /// Makes the disk small or full on which a folder is; an error where that
+    /// cannot be done here. Small or normal again only while it does not run.
+    fn disk(&mut self, folder: &Path, disk: Disk) -> Result<()>;
     /// Whether two instances can run at once.
     fn has_instances(&self) -> bool;
     /// Whether a reboot can be made up.
@@ -34,6 +43,8 @@ pub trait Launcher: std::fmt::Debug {
     fn has_outages(&self) -> bool;
     /// Whether its devices can be made to hang.
     fn has_hangs(&self) -> bool;
+    /// Whether prepares of one kind of claims can be made slow.
+    fn has_slowness(&self) -> bool;
 }
 
 /// A running instance. Dropped, it is killed.
@@ -52,7 +63,8 @@ pub struct Commands {
     start: Vec<String>,
     environment: Vec<(String, String)>,
     reboot: Vec<String>,
-    hang: Option<Hang>,
+    hang: Option<Pair>,
+    slow: Option<Pair>,
     stop: Duration,
     tunnel: Option<Tunnel>,
 }
@@ -62,7 +74,7 @@ const KUBECONFIG: &str = "{kubeconfig}";
 
 impl Commands {
     /// None if the profile does not say how the driver is started.
-    pub async fn of(profile: &Profile, kubeconfig: &Kubeconfig) -> Result<Option<Self>> {
+    pub async fn of(profile: &Profile, client: &Client) -> Result<Option<Self>> {
         if profile.start.is_empty() {
             return Ok(None);
         }
@@ -71,11 +83,12 @@ impl Commands {
             environment: profile.environment.clone().into_iter().collect(),
             reboot: profile.reboot.clone(),
             hang: profile.hang.clone(),
+            slow: profile.slow.clone(),
             stop: seconds(profile.limits.stop),
             tunnel: None,
         };
         if commands.has_placeholder(KUBECONFIG) {
-            commands.tunnel = Some(Tunnel::open(kubeconfig).await?);
+            commands.tunnel = Some(Tunnel::open(client.clone()).await?);
         }
         Ok(Some(commands))
     }
@@ -107,6 +120,11 @@ fn complete(words: &[String]) -> Result<()> {
     Ok(())
 }
 
+/// Runs one of two commands, if there are such.
+fn one_of(pair: Option<&Pair>, begins: bool) -> Result<()> {
+    pair.map_or(Ok(()), |pair| complete(if begins { &pair.begin } else { &pair.end }))
+}
+
 impl Launcher for Commands {
     fn start(&mut self, instance: &str) -> LocalBoxFuture<'_, Result<Box<dyn Running>>> {
         let words: Vec<String> = self.start.iter().map(|word| self.filled(word, instance)).collect();
@@ -126,14 +144,25 @@ impl Launcher for Commands {
     }
 
     fn hang(&mut self, does_hang: bool) -> LocalBoxFuture<'_, Result<()>> {
-        let words = self.hang.as_ref().map(|hang| if does_hang { &hang.begin } else { &hang.end });
-        std::future::ready(words.map_or(Ok(()), |words| complete(words))).boxed_local()
+        std::future::ready(one_of(self.hang.as_ref(), does_hang)).boxed_local()
     }
 
-    fn cut(&mut self, is_cut: bool) {
+    fn slow(&mut self, is_slow: bool) -> LocalBoxFuture<'_, Result<()>> {
+        std::future::ready(one_of(self.slow.as_ref(), is_slow)).boxed_local()
+    }
+
+    fn trouble(&mut self, fault: Fault) {
         if let Some(tunnel) = &self.tunnel {
-            tunnel.cut(is_cut);
+            tunnel.way.set(fault);
         }
+    }
+
+    fn met(&self) -> u32 {
+        self.tunnel.as_ref().map_or(0, |tunnel| tunnel.way.met())
+    }
+
+    fn disk(&mut self, folder: &Path, disk: Disk) -> Result<()> {
+        disk::make(folder, disk)
     }
 
     fn has_instances(&self) -> bool {
@@ -142,6 +171,10 @@ impl Launcher for Commands {
 
     fn has_hangs(&self) -> bool {
         self.hang.is_some()
+    }
+
+    fn has_slowness(&self) -> bool {
+        self.slow.is_some()
     }
 
     fn has_outages(&self) -> bool {

@@ -75,9 +75,9 @@ async fn run(arguments: RunArguments) -> Result<bool> {
     let profile = Profile::read(&arguments.profile)?;
     let kubeconfig = Kubeconfig::read_from(&arguments.kubeconfig)
         .with_context(|| format!("{} cannot be read", arguments.kubeconfig.display()))?;
-    let launcher = Commands::of(&profile, &kubeconfig).await?;
     let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     let client = kube::Client::try_from(config)?;
+    let launcher = Commands::of(&profile, &client).await?;
 
     let begins = |check: &Check, ids: &[String]| ids.iter().any(|id| check.id.starts_with(id.as_str()));
     let chosen: Vec<&Check> = dra_conformance::all()

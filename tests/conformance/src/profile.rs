@@ -32,9 +32,12 @@ pub struct Profile {
     /// One or two kinds of claims; two of them must be able to live at once.
     #[serde(default)]
     pub claims: Vec<ClaimProfile>,
+    /// A kind of claims that get shares of a device (`allowMultipleAllocations`).
+    #[serde(default)]
+    pub shares: Option<ClaimProfile>,
     /// The driver's command line. `{instance}` stands for a name of its own of
     /// each process, where two can run beside each other; `{kubeconfig}` for a
-    /// file that leads to the API server by a way that can be cut.
+    /// file that leads to the API server by a way on which there can be trouble.
     #[serde(default)]
     pub start: Vec<String>,
     /// More environment for it, with the same placeholders.
@@ -46,7 +49,11 @@ pub struct Profile {
     pub reboot: Vec<String>,
     /// Commands that make the devices hang, and answer again.
     #[serde(default)]
-    pub hang: Option<Hang>,
+    pub hang: Option<Pair>,
+    /// Commands that make prepares of the first kind of claims take ten seconds and
+    /// more, but not those of the second, and make them fast again.
+    #[serde(default)]
+    pub slow: Option<Pair>,
     /// Without `registry`: slices may be deleted and edited all the same.
     #[serde(default)]
     pub disturb: bool,
@@ -58,10 +65,10 @@ pub struct Profile {
 /// Two commands.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Hang {
-    /// From now on the devices do not answer, or very slowly.
+pub struct Pair {
+    /// From now on it is so.
     pub begin: Vec<String>,
-    /// They answer again.
+    /// As before again.
     pub end: Vec<String>,
 }
 
@@ -78,6 +85,9 @@ pub struct ClaimProfile {
     /// Opaque parameters for the driver.
     #[serde(default)]
     pub parameters: Option<Value>,
+    /// What a share consumes of each capacity; two must fit in one device.
+    #[serde(default)]
+    pub capacity: BTreeMap<String, String>,
 }
 
 /// How long things may take, in seconds.
@@ -92,13 +102,16 @@ pub struct Limits {
     pub quiet: f64,
     /// From SIGTERM to the end of the process.
     pub stop: f64,
+    /// From a claim's end that nobody told the driver of to its device being free.
+    /// None: it waits to be told.
+    pub collect: Option<f64>,
 }
 
 impl Default for Limits {
     fn default() -> Self {
         // The Go helper looks again 30 s after another's change and keeps its
         // own writes in mind for 60 s.
-        Self { start: 60.0, publish: 120.0, quiet: 10.0, stop: 30.0 }
+        Self { start: 60.0, publish: 120.0, quiet: 10.0, stop: 30.0, collect: None }
     }
 }
 

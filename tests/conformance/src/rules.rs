@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::api::resource::v1::{Device, DeviceAttribute, ResourceSlice};
 
 /// As of Kubernetes 1.35: with taints or counters a slice holds half as many.
@@ -101,6 +101,72 @@ pub(crate) fn counters(slices: &[ResourceSlice]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Devices that consumed counters `before` and do not now fit beside each other:
+/// nobody counts any more what they have in common.
+pub(crate) fn fit_without_counters(before: &[ResourceSlice], after: &[ResourceSlice]) -> Result<()> {
+    for (pool, slices) in pools(before) {
+        let is_uncounted = |name: &str| {
+            let now = after.iter().filter(|slice| slice.spec.pool.name == pool).flat_map(devices);
+            now.into_iter().any(|now| {
+                now.name == name && now.consumes_counters.as_deref().unwrap_or_default().is_empty()
+            })
+        };
+        let mut taken: BTreeMap<(&str, &str), (f64, Vec<&str>)> = BTreeMap::new();
+        for device in
+            slices.iter().flat_map(|slice| devices(slice)).filter(|device| is_uncounted(&device.name))
+        {
+            for consumed in device.consumes_counters.iter().flatten() {
+                for (counter, amount) in &consumed.counters {
+                    let (sum, names) = taken.entry((&consumed.counter_set, counter)).or_default();
+                    *sum += quantity(&amount.value.0)?;
+                    names.push(&device.name);
+                }
+            }
+        }
+        for set in slices.iter().flat_map(|slice| slice.spec.shared_counters.iter().flatten()) {
+            for (counter, has) in &set.counters {
+                let Some((sum, names)) = taken.get(&(set.name.as_str(), counter.as_str())) else { continue };
+                ensure!(
+                    *sum <= quantity(&has.value.0)?,
+                    "in the pool `{pool}` {} devices are published without counters, {} among them, which together \
+                     need more of `{counter}` of `{}` than there is",
+                    names.len(),
+                    names.join(", "),
+                    set.name
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A quantity of Kubernetes; what is lost of one that no `f64` holds is no matter here.
+fn quantity(text: &str) -> Result<f64> {
+    const SUFFIXES: [(&str, f64); 16] = [
+        ("Ki", 1024.0),
+        ("Mi", 1_048_576.0),
+        ("Gi", 1_073_741_824.0),
+        ("Ti", 1_099_511_627_776.0),
+        ("Pi", 1_125_899_906_842_624.0),
+        ("Ei", 1_152_921_504_606_846_976.0),
+        ("n", 1e-9),
+        ("u", 1e-6),
+        ("m", 1e-3),
+        ("k", 1e3),
+        ("M", 1e6),
+        ("G", 1e9),
+        ("T", 1e12),
+        ("P", 1e15),
+        ("E", 1e18),
+        ("", 1.0),
+    ];
+    let parsed = SUFFIXES.iter().find_map(|(suffix, factor)| {
+        let number: f64 = text.strip_suffix(suffix)?.parse().ok()?;
+        Some(number * factor)
+    });
+    parsed.with_context(|| format!("`{text}` is no quantity"))
 }
 
 /// The API's limits, which an older server does not know.

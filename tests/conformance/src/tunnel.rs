@@ -1,172 +1,133 @@
-//! The driver's way to the API server, which can be cut: what is sent is not
-//! answered any more, and connections are closed when the way is open again.
+//! A port of this machine by which a driver process reaches the API server, with
+//! whatever trouble there is on the [`Way`].
 
-use std::fs::OpenOptions;
-use std::io::Write as _;
+use std::fs::{File, OpenOptions};
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use kube::config::Kubeconfig;
-use tokio::io::copy_bidirectional;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use axum::Router;
+use axum::extract::Request;
+use axum::http::{StatusCode, Uri};
+use axum::response::{IntoResponse as _, Response};
+use kube::Client;
+use serde_json::json;
+use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
-use tonic::codegen::http::Uri;
 
-/// A port of this machine behind which the API server is, and a kubeconfig that
-/// names it.
+use crate::fault::Way;
+
+/// The port, and a kubeconfig that leads there.
 #[derive(Debug)]
 pub(crate) struct Tunnel {
     pub(crate) kubeconfig: PathBuf,
-    is_cut: watch::Sender<bool>,
-    listening: JoinHandle<()>,
+    pub(crate) way: Arc<Way>,
+    serving: JoinHandle<()>,
 }
 
 impl Tunnel {
-    pub(crate) async fn open(kubeconfig: &Kubeconfig) -> Result<Self> {
+    pub(crate) async fn open(client: Client) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await.context("no port is free")?;
         let port = listener.local_addr()?.port();
-        let (changed, upstream) = through(kubeconfig.clone(), port)?;
+        let secret = secret()?;
         let path =
             std::env::temp_dir().join(format!("dra-conformance-{}-{port}.kubeconfig", std::process::id()));
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
         let mut file = file.with_context(|| format!("{} cannot be made", path.display()))?;
-        // JSON is YAML too.
-        file.write_all(serde_json::to_string(&changed)?.as_bytes())?;
-        let is_cut = watch::Sender::new(false);
-        let listening = tokio::spawn(listen(listener, upstream, is_cut.subscribe()));
-        Ok(Self { kubeconfig: path, is_cut, listening })
-    }
-
-    pub(crate) fn cut(&self, is_cut: bool) {
-        self.is_cut.send_replace(is_cut);
+        // JSON is YAML too. Not HTTPS: it is the machine's own, and who does not
+        // know the path is nobody. Go clients send no token without HTTPS.
+        let name = "conformance";
+        let kubeconfig = json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": name,
+            "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
+            "clusters": [{"name": name, "cluster": {"server": format!("http://127.0.0.1:{port}/{secret}")}}],
+            "users": [{"name": name, "user": {}}],
+        });
+        file.write_all(kubeconfig.to_string().as_bytes())?;
+        let way = Arc::new(Way::new(client));
+        let passed = way.clone();
+        let prefix = format!("/{secret}/");
+        let router = Router::new().fallback(move |request| {
+            let (way, prefix) = (passed.clone(), prefix.clone());
+            async move { pass(&way, &prefix, request).await }
+        });
+        let serving = tokio::spawn(async move {
+            let _ = axum::serve(listener, router).await;
+        });
+        Ok(Self { kubeconfig: path, way, serving })
     }
 }
 
 impl Drop for Tunnel {
     fn drop(&mut self) {
-        self.listening.abort();
+        self.serving.abort();
         let _ = std::fs::remove_file(&self.kubeconfig);
     }
 }
 
-/// The kubeconfig with its server behind the port, and where that server is.
-fn through(mut kubeconfig: Kubeconfig, port: u16) -> Result<(Kubeconfig, String)> {
-    let current = kubeconfig.current_context.as_deref();
-    let context = kubeconfig.contexts.iter().find(|context| Some(context.name.as_str()) == current);
-    let name = context.and_then(|context| context.context.as_ref()).map(|context| context.cluster.clone());
-    let name = name.context("the kubeconfig has no current context")?;
-    let cluster = kubeconfig.clusters.iter_mut().find(|cluster| cluster.name == name);
-    let cluster =
-        cluster.and_then(|cluster| cluster.cluster.as_mut()).context("the kubeconfig has no cluster")?;
-    let server: Uri =
-        cluster.server.as_deref().unwrap_or_default().parse().context("the kubeconfig's server")?;
-    let host = server.host().context("the kubeconfig's server has no host")?;
-    let scheme = server.scheme_str().unwrap_or("https");
-    let standard = if scheme == "http" { 80 } else { 443 };
-    let upstream = format!("{host}:{}", server.port_u16().unwrap_or(standard));
-    // The certificate is still the server's.
-    cluster.tls_server_name.get_or_insert_with(|| host.trim_matches(['[', ']']).to_owned());
-    let path = server.path().trim_end_matches('/');
-    cluster.server = Some(format!("{scheme}://127.0.0.1:{port}{path}"));
-    Ok((kubeconfig, upstream))
+/// So that other users of the machine do not have what the tool may do.
+fn secret() -> Result<String> {
+    let mut bytes = [0; 16];
+    File::open("/dev/urandom")?.read_exact(&mut bytes).context("no random bytes")?;
+    Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
 }
 
-async fn listen(listener: TcpListener, upstream: String, is_cut: watch::Receiver<bool>) {
-    while let Ok((client, _)) = listener.accept().await {
-        tokio::spawn(forward(client, upstream.clone(), is_cut.clone()));
-    }
-}
-
-async fn forward(mut client: TcpStream, upstream: String, mut is_cut: watch::Receiver<bool>) {
-    let mut server = None;
-    if !*is_cut.borrow() {
-        let Ok(connected) = TcpStream::connect(upstream).await else { return };
-        let connected = server.insert(connected);
-        tokio::select! {
-            _ = copy_bidirectional(&mut client, connected) => return,
-            _ = is_cut.wait_for(|is_cut| *is_cut) => {}
+async fn pass(way: &Way, prefix: &str, mut request: Request) -> Response {
+    let path = request.uri().path_and_query().map_or("", |path| path.as_str());
+    match path.strip_prefix(prefix).and_then(|rest| format!("/{rest}").parse::<Uri>().ok()) {
+        Some(uri) => {
+            *request.uri_mut() = uri;
+            way.serve(request).await
         }
+        None => StatusCode::UNAUTHORIZED.into_response(),
     }
-    // Nothing is said until then; that both ends are closed is the first news.
-    let _ = is_cut.wait_for(|is_cut| !*is_cut).await;
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::os::unix::fs::PermissionsExt as _;
 
+    use kube::config::Kubeconfig;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpStream;
 
     use super::*;
 
-    fn kubeconfig(server: &str) -> Kubeconfig {
-        let text = format!(
-            "current-context: a\ncontexts: [{{name: a, context: {{cluster: b}}}}]\n\
-             clusters: [{{name: c, cluster: {{server: 'https://c'}}}}, {{name: b, cluster: {{server: '{server}'}}}}]\n"
-        );
-        Kubeconfig::from_yaml(&text).expect("a kubeconfig")
-    }
-
-    #[test]
-    fn the_server_of_the_current_context_is_behind_the_port() {
-        for (server, changed, name, upstream) in [
-            ("https://api.example.com", "https://127.0.0.1:7", "api.example.com", "api.example.com:443"),
-            ("https://10.0.0.1:6443/", "https://127.0.0.1:7", "10.0.0.1", "10.0.0.1:6443"),
-            ("https://[::1]:6443/k8s/a", "https://127.0.0.1:7/k8s/a", "::1", "[::1]:6443"),
-        ] {
-            let (kubeconfig, found) = through(kubeconfig(server), 7).expect(server);
-            let clusters: Vec<_> =
-                kubeconfig.clusters.into_iter().filter_map(|cluster| cluster.cluster).collect();
-            assert_eq!(found, upstream);
-            assert_eq!(clusters[0].server.as_deref(), Some("https://c"));
-            assert_eq!(clusters[1].server.as_deref(), Some(changed));
-            assert_eq!(clusters[1].tls_server_name.as_deref(), Some(name));
-        }
+    async fn get(port: u16, path: &str) -> String {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).await.expect("a connection");
+        let request =
+            format!("GET {path} HTTP/1.1\r\nHost: a\r\nAuthorization: b\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.expect("sent");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.expect("an answer");
+        answer
     }
 
     #[tokio::test]
-    async fn what_is_cut_is_silent_and_then_closed() {
-        let server = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let address = server.local_addr().expect("an address");
-        tokio::spawn(async move {
-            while let Ok((mut stream, _)) = server.accept().await {
-                tokio::spawn(async move {
-                    let (mut read, mut write) = stream.split();
-                    tokio::io::copy(&mut read, &mut write).await
-                });
-            }
+    async fn who_has_the_kubeconfig_is_let_through_and_nobody_else() {
+        let echo = Router::new().fallback(|request: Request| async move {
+            format!("{} {:?}", request.uri(), request.headers().get("authorization"))
         });
-        let tunnel = Tunnel::open(&kubeconfig(&format!("https://{address}"))).await.expect("a tunnel");
-        let changed = Kubeconfig::read_from(&tunnel.kubeconfig).expect("a kubeconfig");
-        let port: Uri = changed.clusters[1]
-            .cluster
-            .clone()
-            .and_then(|cluster| cluster.server)
-            .expect("a server")
-            .parse()
-            .expect("a URL");
-        let connect = || TcpStream::connect(("127.0.0.1", port.port_u16().unwrap_or_default()));
-        let mut before = connect().await.expect("a connection");
-        before.write_all(b"a").await.expect("sent");
-        assert_eq!(before.read_u8().await.expect("echoed"), b'a');
-        tunnel.cut(true);
-        let mut meanwhile = connect().await.expect("a connection");
-        for stream in [&mut before, &mut meanwhile] {
-            stream.write_all(b"b").await.expect("taken");
-            let silent = tokio::time::timeout(Duration::from_millis(100), stream.read_u8()).await;
-            assert!(silent.is_err(), "{silent:?}");
+        let tunnel = Tunnel::open(Client::new(echo, "default")).await.expect("a tunnel");
+        let mode = std::fs::metadata(&tunnel.kubeconfig).expect("a file").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let kubeconfig = Kubeconfig::read_from(&tunnel.kubeconfig).expect("a kubeconfig");
+        let server =
+            kubeconfig.clusters[0].cluster.clone().and_then(|cluster| cluster.server).expect("a server");
+        let server: Uri = server.parse().expect("a URL");
+        let port = server.port_u16().expect("a port");
+        let answer = get(port, &format!("{}/apis/a?watch=1", server.path())).await;
+        assert!(answer.ends_with("/apis/a?watch=1 None"), "{answer}");
+        for path in ["/apis/a", "/", "/00000000000000000000000000000000/apis/a"] {
+            let answer = get(port, path).await;
+            assert!(answer.starts_with("HTTP/1.1 401"), "{answer}");
         }
-        tunnel.cut(false);
-        for mut stream in [before, meanwhile] {
-            let mut rest = Vec::new();
-            // A reset is an end too.
-            stream.read_to_end(&mut rest).await.ok();
-            assert_eq!(rest, b"");
-        }
-        let mut after = connect().await.expect("a connection");
-        after.write_all(b"c").await.expect("sent");
-        assert_eq!(after.read_u8().await.expect("echoed"), b'c');
+        let path = tunnel.kubeconfig.clone();
+        drop(tunnel);
+        assert!(!path.exists());
     }
 }

@@ -51,6 +51,14 @@ pub(super) fn resolve(context: &Context, devices: &[Device]) -> Result<Vec<Spec>
     Ok(found)
 }
 
+/// As [`resolve`], where the driver has CDI ids and the profile their folders.
+pub(super) fn resolve_any(context: &Context, devices: &[Device]) -> Result<()> {
+    if context.profile.cdi.is_empty() || devices.iter().all(|device| device.cdi_device_ids.is_empty()) {
+        return Ok(());
+    }
+    resolve(context, devices).map(drop)
+}
+
 async fn resolved(context: &mut Context) -> Result<()> {
     let plugin = context.plugin().await?;
     for kind in [0, 1] {

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result, anyhow, bail};
+use futures::future::{Either, select};
 
 use crate::check::checks;
 use crate::context::{Context, FIRST};
@@ -17,6 +18,8 @@ checks! {
         "kubelet: a call has a deadline of 45 s and is made again" => prepared_later;
     "HANG-004" [Registry Claims Start Hang] "An unprepare that is given up because the devices do not answer is served once they do.",
         "kubelet: a call has a deadline of 45 s and is made again" => unprepared_later;
+    "HANG-005" [Registry Claims Start Slow] "While one claim's device is slow, another claim is prepared and unprepared.",
+        "NVIDIA/k8s-dra-driver-gpu 374: one slow prepare held up all others past 45 s" => one_slow;
 }
 
 /// When a call is given up; short of the kubelet's, for it makes no difference.
@@ -60,4 +63,24 @@ async fn unprepared_later(context: &mut Context) -> Result<()> {
     context.hang(false).await?;
     context.retried(async || plugin.unprepare(&claim).await).await.context("once they answered")?;
     context.require_free(&claim).await
+}
+
+async fn one_slow(context: &mut Context) -> Result<()> {
+    let plugin = context.plugin().await?;
+    let (slow, other) = (context.claim(0).await?, context.claim(1).await?);
+    context.slow(true).await?;
+    let prepared = async { Ok::<_, anyhow::Error>(plugin.prepare(&slow).await?.len()) };
+    let others = async {
+        // Once the slow one is under way.
+        tokio::time::sleep(GIVEN_UP).await;
+        plugin.prepare(&other).await?;
+        plugin.unprepare(&other).await
+    };
+    match select(Box::pin(others), Box::pin(prepared)).await {
+        Either::Left((served, _)) => served.context("the other claim")?,
+        Either::Right((Err(error), _)) => return Err(error.context("the slow claim")),
+        Either::Right((Ok(_), _)) => bail!("the slow claim was prepared before the other"),
+    }
+    context.slow(false).await?;
+    context.retried(async || plugin.prepare(&slow).await.map(drop)).await.context("once it was fast again")
 }

@@ -39,6 +39,8 @@ checks! {
         "the allocator counts published devices only: what its claim consumes would be given out again" => held_device;
     "SLICE-017" [Disturb Registry] "When the Node is made anew, slices are owned by the new one.",
         "garbage collection deletes what the old UID owns" => new_node;
+    "SLICE-018" [Disturb] "Slices that a former version of the driver has left for the node are deleted.",
+        "Go helper: pools that are not wanted go; the allocator would give their devices out" => left_behind;
 }
 
 async fn complete(context: &mut Context) -> Result<()> {
@@ -224,10 +226,9 @@ fn strange(name: &str, driver: &str, node: &str) -> Result<ResourceSlice> {
 
 async fn others(context: &mut Context) -> Result<()> {
     let (driver, node) = (&context.profile.driver, &context.profile.node);
-    let strangers = [
-        strange("dra-conformance-other-driver", FOREIGN, node)?,
-        strange("dra-conformance-other-node", driver, "dra-conformance-other-node")?,
-    ];
+    let other = context.cluster.named("other-node");
+    let strangers =
+        [strange(&context.cluster.named("other-driver"), FOREIGN, node)?, strange(&other, driver, &other)?];
     let api = &context.cluster.slices;
     context.cluster.delete_slices(&strangers).await?;
     let mut made = Vec::new();
@@ -285,4 +286,15 @@ async fn new_node(context: &mut Context) -> Result<()> {
         })
         .await
         .map(drop)
+}
+
+async fn left_behind(context: &mut Context) -> Result<()> {
+    let before = context.quiet().await?;
+    let node = &context.profile.node;
+    let left = strange(&context.cluster.named("left-behind"), &context.profile.driver, node)?;
+    context.cluster.delete_slices(std::slice::from_ref(&left)).await?;
+    context.cluster.slices.create(&PostParams::default(), &left).await.context("cannot create a slice")?;
+    let gone = context.settled_when(async |after| same_devices(&before, after)).await;
+    context.cluster.delete_slices(&[left]).await?;
+    gone.map(drop)
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::cdi::resolve;
+use super::cdi::resolve_any;
 use crate::api::Claim;
 use crate::check::checks;
 use crate::context::{Context, FIRST};
@@ -18,6 +18,8 @@ checks! {
         "kubernetes/kubernetes 127653, 139069: expect a prepare for running pods and no state" => lost;
     "STATE-003" [Registry Claims Start State] "With its state put back to before an unprepare, the driver prepares the claim anew, and unprepares it.",
         "kubernetes/kubernetes 139069: checkpoints are rolled back" => rolled_back;
+    "STATE-004" [Registry Claims Start State] "With the second half of each state file lost, the driver starts, and unprepares a claim of before.",
+        "NVIDIA/k8s-dra-driver-gpu 1100; a file that is not synced ends anywhere after a power cut" => torn;
 }
 
 /// All files below a folder, with what is in them.
@@ -86,8 +88,16 @@ async fn rolled_back(context: &mut Context) -> Result<()> {
     context.start(FIRST).await?;
     let plugin = context.plugin().await?;
     let devices = plugin.prepare(&claim).await?;
-    if !context.profile.cdi.is_empty() && devices.iter().any(|device| !device.cdi_device_ids.is_empty()) {
-        resolve(context, &devices)?;
-    }
+    resolve_any(context, &devices)?;
     plugin.unprepare(&claim).await
+}
+
+async fn torn(context: &mut Context) -> Result<()> {
+    let claim = damaged(context, |path| {
+        let whole = std::fs::read(path)?;
+        std::fs::write(path, &whole[..whole.len() / 2])
+    })
+    .await?;
+    context.plugin().await?.unprepare(&claim).await?;
+    context.settled().await.map(drop)
 }

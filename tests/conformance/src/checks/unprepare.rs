@@ -2,9 +2,9 @@
 //! claims that nobody knows, and leave nothing.
 
 use anyhow::{Context as _, Result, ensure};
-use futures::future::try_join_all;
+use futures::future::{join, join_all, try_join_all};
 
-use super::cdi::resolve;
+use super::cdi::resolve_any;
 use crate::api::{Claim, Unusual};
 use crate::check::checks;
 use crate::context::Context;
@@ -27,6 +27,8 @@ checks! {
         "kubernetes/kubernetes 139772: a pod whose prepare failed must be able to end" => refused;
     "UNPREP-011" [Registry Claims] "A late prepare of a claim that was unprepared and is gone is refused, and its device is free.",
         "NVIDIA/k8s-dra-driver-gpu 1162" => late_prepare;
+    "UNPREP-012" [Registry Claims] "Prepares and unprepares of one claim at once leave it whole: prepared by the last prepare, and its device free after the last unprepare.",
+        "kubernetes/kubernetes 140212, 140527: a pod of a claim ends while another starts" => crossed;
 }
 
 fn nobody(number: u8) -> Claim {
@@ -81,9 +83,7 @@ async fn replaced(context: &mut Context) -> Result<()> {
     let devices = plugin.prepare(&next).await.context("the claim that took the place")?;
     // The kubelet may say it again.
     plugin.unprepare(&former).await?;
-    if !context.profile.cdi.is_empty() && devices.iter().any(|device| !device.cdi_device_ids.is_empty()) {
-        resolve(context, &devices).context("after the former claim was unprepared once more")?;
-    }
+    resolve_any(context, &devices).context("after the former claim was unprepared once more")?;
     let now = plugin.prepare(&next).await?;
     ensure!(devices == now, "the former claim's unprepare has changed the other: {devices:?}, then {now:?}");
     Ok(())
@@ -136,5 +136,21 @@ async fn late_prepare(context: &mut Context) -> Result<()> {
     plugin.unprepare(&claim).await?;
     context.cluster.delete(&claim).await?;
     plugin.refusal(&claim).await?;
+    context.require_free(&claim).await
+}
+
+async fn crossed(context: &mut Context) -> Result<()> {
+    let plugin = context.plugin().await?;
+    let claim = context.claim(0).await?;
+    for _ in 0..3 {
+        let prepares = join_all((0..4).map(|_| plugin.prepare(&claim)));
+        let unprepares = join_all((0..4).map(|_| plugin.unprepare(&claim)));
+        // Some may fail for another that is under way.
+        let _ = join(prepares, unprepares).await;
+        let devices = plugin.prepare(&claim).await.context("after prepares and unprepares at once")?;
+        resolve_any(context, &devices).context("after prepares and unprepares at once")?;
+    }
+    plugin.unprepare(&claim).await?;
+    context.cluster.delete(&claim).await?;
     context.require_free(&claim).await
 }

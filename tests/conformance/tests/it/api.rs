@@ -3,29 +3,33 @@
 //! refuses stale writes. It validates nothing.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use axum::Router;
-use axum::body::to_bytes;
+use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::Request;
 use axum::http::{Method, StatusCode};
 use axum::response::{IntoResponse, Response};
+use dra_conformance::Way;
+use futures::stream;
 use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 
-const RESOURCES: [&str; 4] = ["resourceslices", "resourceclaims", "nodes", "pods"];
+const RESOURCES: [&str; 5] = ["resourceslices", "resourceclaims", "nodes", "pods", "namespaces"];
 
 #[derive(Clone)]
 pub(crate) struct Api {
     /// By resource and name: there is one namespace.
     objects: Arc<Mutex<BTreeMap<(String, String), Value>>>,
     revision: watch::Sender<u64>,
-    is_cut: watch::Sender<bool>,
+    way: Arc<OnceLock<Way>>,
 }
 
 impl Api {
     pub(crate) fn new() -> Self {
-        Self { objects: Arc::default(), revision: watch::channel(1).0, is_cut: watch::channel(false).0 }
+        let namespace = json!({"metadata": {"name": "default", "resourceVersion": "1"}});
+        let objects = BTreeMap::from([(("namespaces".to_owned(), "default".to_owned()), namespace)]);
+        Self { objects: Arc::new(Mutex::new(objects)), revision: watch::channel(1).0, way: Arc::default() }
     }
 
     pub(crate) fn client(&self) -> kube::Client {
@@ -37,25 +41,37 @@ impl Api {
         kube::Client::new(Router::new().fallback(serve), "default")
     }
 
-    /// A client whose way can be cut: then it hears nothing.
+    /// The driver's way to it, with whatever trouble.
+    pub(crate) fn way(&self) -> &Way {
+        self.way.get_or_init(|| Way::new(self.client()))
+    }
+
+    /// A client on that way.
     pub(crate) fn distant_client(&self) -> kube::Client {
+        // In this runtime, which outlives the driver's.
+        self.way();
         let api = self.clone();
         let serve = move |request| {
             let api = api.clone();
-            async move {
-                let mut is_cut = api.is_cut.subscribe();
-                if *is_cut.borrow() {
-                    is_cut.wait_for(|is_cut| !*is_cut).await.unwrap();
-                    return failure(StatusCode::SERVICE_UNAVAILABLE, "Cut");
-                }
-                api.serve(request).await
-            }
+            async move { api.way().serve(request).await }
         };
         kube::Client::new(Router::new().fallback(serve), "default")
     }
 
-    pub(crate) fn cut(&self, is_cut: bool) {
-        self.is_cut.send_replace(is_cut);
+    /// Says whenever something was written, and at once.
+    fn watch(&self) -> Response {
+        let state = Some(self.revision.subscribe());
+        let events = stream::unfold((state, true), |(state, is_first)| async move {
+            let mut revision = state?;
+            if !is_first {
+                revision.changed().await.ok()?;
+            }
+            let now = revision.borrow_and_update().to_string();
+            let object = json!({"kind": "ResourceSlice", "apiVersion": "resource.k8s.io/v1", "metadata": {"resourceVersion": now}});
+            let event = json!({"type": "BOOKMARK", "object": object});
+            Some((Ok::<_, axum::Error>(Bytes::from(format!("{event}\n"))), (Some(revision), false)))
+        });
+        Body::from_stream(events).into_response()
     }
 
     /// Tells when something was written.
@@ -68,12 +84,15 @@ impl Api {
         let body: Value =
             serde_json::from_slice(&to_bytes(body, usize::MAX).await.unwrap()).unwrap_or_default();
         let segments: Vec<&str> = head.uri.path().split('/').collect();
-        let at = segments.iter().position(|segment| RESOURCES.contains(segment)).expect("a known resource");
+        let at = segments.iter().rposition(|segment| RESOURCES.contains(segment)).expect("a known resource");
         let name = segments.get(at + 1).map(|name| (*name).to_owned());
         let mut objects = self.objects.lock().unwrap();
         let key = |name: &str| (segments[at].to_owned(), name.to_owned());
         let stored = name.as_ref().map(|name| objects.get(&key(name)).cloned());
         let mut object = match (&head.method, stored) {
+            (&Method::GET, None) if head.uri.query().is_some_and(|query| query.contains("watch=")) => {
+                return self.watch();
+            }
             (&Method::GET, None) => {
                 let selected = objects.iter().filter(|((resource, _), object)| {
                     resource == segments[at] && is_selected(object, head.uri.query().unwrap_or_default())

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Context as _, Result};
-use dra_conformance::{Launcher, Running};
+use dra_conformance::{Disk as Room, Fault, Launcher, Running};
 use futures::FutureExt as _;
 use futures::future::LocalBoxFuture;
 use serde::{Deserialize, Serialize};
@@ -19,6 +19,8 @@ use crate::services;
 
 pub(crate) const NAME: &str = "driver.example.com";
 pub(crate) const NODE: &str = "node-1";
+/// The device that many can have shares of.
+pub(crate) const SHARED: &str = "shared";
 
 /// One way of being wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -68,6 +70,7 @@ pub(crate) enum Defect {
     NeverFreed,
     UnpreparedForEver,
     RemembersClaims,
+    CrossedLost,
     // CDI
     NoSpec,
     InvalidSpec,
@@ -78,6 +81,18 @@ pub(crate) enum Defect {
     DraftLeft,
     MissingDeviceNode,
     SpecErrorsIgnored,
+    SpecCutShort,
+    // Several devices, shares, administrative access
+    FirstDeviceOnly,
+    KeepsHalf,
+    ShareIdsMissing,
+    SharesMerged,
+    ShareEndsAll,
+    AdminEndsAll,
+    AdminHolds,
+    // Device metadata
+    MetadataOfOther,
+    MetadataStays,
     // Slices
     WrongCount,
     OldGenerationLeft,
@@ -97,6 +112,7 @@ pub(crate) enum Defect {
     DeletesOthers,
     HidesHeld,
     OldOwner,
+    LeftBehind,
     // Health
     HealthOfSome,
     HealthOnce,
@@ -114,6 +130,16 @@ pub(crate) enum Defect {
     // Outage
     OutageRemembered,
     EndsPublishing,
+    WaitsForApi,
+    OneLock,
+    // Answers of the API server
+    EndsOnConflict,
+    EndsOnForbidden,
+    EndsOnTooMany,
+    EndsWatching,
+    StatusNeeded,
+    WritesDropped,
+    KeepsUncounted,
     // Hang
     AsksDevices,
     GivesUpOnDevices,
@@ -122,6 +148,11 @@ pub(crate) enum Defect {
     // State
     DamageEndsIt,
     UnknownSpecRefused,
+    TornEndsIt,
+    NoRoomRemembered,
+    // Claims that end without a word
+    NeverCollects,
+    CollectsAll,
     // Update
     SameSockets,
     Fights,
@@ -142,6 +173,17 @@ pub(crate) struct Disk {
     /// So are its devices.
     #[serde(skip)]
     pub(crate) does_hang: bool,
+    #[serde(skip)]
+    pub(crate) is_slow: bool,
+    /// The folder in which there is no room.
+    #[serde(skip)]
+    pub(crate) full: Option<PathBuf>,
+}
+
+/// Fails if there is no room in a folder.
+pub(crate) fn is_full(disk: &Disk, folder: &Path) -> Result<()> {
+    anyhow::ensure!(disk.full.as_deref() != Some(folder), "no room in {}", folder.display());
+    Ok(())
 }
 
 impl Disk {
@@ -155,6 +197,8 @@ impl Disk {
         *self = Self {
             boot: self.boot,
             does_hang: self.does_hang,
+            is_slow: self.is_slow,
+            full: self.full.clone(),
             ..serde_json::from_str(&text).unwrap_or_default()
         };
     }
@@ -163,7 +207,14 @@ impl Disk {
 /// A claim, from the beginning of its prepare to the end of its unprepare.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Entry {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) uid: String,
+    /// What nobody else can have at the same time.
+    pub(crate) parts: Vec<String>,
+    /// The first.
     pub(crate) device: String,
+    pub(crate) is_admin: bool,
     pub(crate) is_complete: bool,
     pub(crate) boot: u32,
 }
@@ -176,7 +227,6 @@ pub(crate) struct Instance {
     pub(crate) name: String,
     /// Counts starts.
     pub(crate) process: u32,
-    pub(crate) api: Api,
     pub(crate) client: kube::Client,
     pub(crate) disk: Arc<Mutex<Disk>>,
     pub(crate) memory: Arc<Mutex<services::Memory>>,
@@ -223,7 +273,12 @@ impl Launcher for InProcess {
     fn start(&mut self, instance: &str) -> LocalBoxFuture<'_, Result<Box<dyn Running>>> {
         self.starts += 1;
         let text = std::fs::read_to_string(self.root.join("state/claims.json"));
-        let is_damaged = text.is_ok_and(|text| text.is_empty());
+        let is_damaged = text.is_ok_and(|text| {
+            let is_torn = serde_json::from_str::<Disk>(&text).is_err();
+            is_torn
+                && self.defect
+                    == Some(if text.is_empty() { Defect::DamageEndsIt } else { Defect::TornEndsIt })
+        });
         self.disk.lock().unwrap().load(&self.root);
         if self.defect == Some(Defect::Forgets) {
             self.disk.lock().unwrap().claims.clear();
@@ -233,7 +288,6 @@ impl Launcher for InProcess {
             root: self.root.clone(),
             name: instance.to_owned(),
             process: self.starts,
-            api: self.api.clone(),
             client: self.client.clone(),
             disk: self.disk.clone(),
             memory: Arc::default(),
@@ -241,10 +295,11 @@ impl Launcher for InProcess {
         async move {
             let runtime =
                 tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-            if !is_damaged || !instance.has(Defect::DamageEndsIt) {
+            if !is_damaged {
                 runtime.spawn(services::serve(instance.clone()));
             }
             runtime.spawn(publisher::publish(instance.clone()));
+            runtime.spawn(instance.clone().collect());
             Ok(Box::new(InRuntime { runtime: Some(runtime), instance }) as Box<dyn Running>)
         }
         .boxed_local()
@@ -260,8 +315,26 @@ impl Launcher for InProcess {
         std::future::ready(Ok(())).boxed_local()
     }
 
-    fn cut(&mut self, is_cut: bool) {
-        self.api.cut(is_cut);
+    fn slow(&mut self, is_slow: bool) -> LocalBoxFuture<'_, Result<()>> {
+        self.disk.lock().unwrap().is_slow = is_slow;
+        std::future::ready(Ok(())).boxed_local()
+    }
+
+    fn trouble(&mut self, fault: Fault) {
+        self.api.way().set(fault);
+    }
+
+    fn met(&self) -> u32 {
+        self.api.way().met()
+    }
+
+    fn disk(&mut self, folder: &Path, room: Room) -> Result<()> {
+        self.disk.lock().unwrap().full = (room == Room::Full).then(|| folder.to_owned());
+        Ok(())
+    }
+
+    fn has_slowness(&self) -> bool {
+        true
     }
 
     fn has_instances(&self) -> bool {
@@ -344,7 +417,9 @@ impl Running for InRuntime {
 /// The devices' numbers; the driver has as many as two claims need, and more.
 pub(crate) fn devices(defect: Option<Defect>) -> Vec<String> {
     let number = if defect == Some(Defect::Crowded) { 65 } else { 4 };
-    (0..number).map(|index| format!("device-{index}")).collect()
+    let plain = (0..number).map(|index| format!("device-{index}"));
+    let shared = (defect != Some(Defect::Crowded)).then(|| SHARED.to_owned());
+    plain.chain(shared).collect()
 }
 
 pub(crate) fn pool() -> String {
@@ -353,7 +428,7 @@ pub(crate) fn pool() -> String {
 
 /// Folders as a kubelet has them.
 pub(crate) fn folders(root: &Path) -> Result<()> {
-    for folder in ["registry", "plugin", "cdi", "state"] {
+    for folder in ["registry", "plugin", "cdi", "state", "metadata"] {
         std::fs::create_dir(root.join(folder)).context("a folder")?;
     }
     Ok(())

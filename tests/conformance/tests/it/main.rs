@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests stop where something is wrong")]
 
 mod api;
+mod claims;
 mod driver;
 mod publisher;
 mod selftest;

@@ -4,39 +4,63 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::ResourceSlice;
-use kube::api::{Api, DeleteParams, ListParams, PostParams};
+use kube::api::{Api, DeleteParams, ListParams, PostParams, WatchParams};
 use serde_json::{Value, json};
 
-use crate::driver::{Defect, Instance, NAME, NODE, devices, pool};
+use crate::driver::{Defect, Instance, NAME, NODE, SHARED, devices, pool};
 
 /// How long the API server may take.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 pub(crate) async fn publish(instance: Instance) {
-    let mut changes = instance.api.changes();
+    let slices: Api<ResourceSlice> = Api::all(instance.client.clone());
     let mut state = State::default();
+    let mut events = None;
     loop {
-        changes.mark_unchanged();
         let looked = tokio::time::timeout(PATIENCE, look(&instance, &mut state)).await;
         match looked {
             Ok(Ok(())) => {}
             Err(_) if instance.has(Defect::EndsPublishing) => return,
+            Ok(Err(error)) if does_end(&instance, &error) => return,
             // No answer, or a conflict with another instance.
             _ => {
                 tokio::time::sleep(Duration::from_millis(10)).await;
                 continue;
             }
         }
-        let next = changes.changed();
+        if events.is_none() {
+            match slices.watch(&WatchParams::default(), "0").await {
+                Ok(watch) => events = Some(watch.boxed()),
+                Err(_) if instance.has(Defect::EndsWatching) => return,
+                Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        }
+        let Some(watch) = &mut events else { continue };
+        let next = async { watch.next().await.is_some_and(|event| event.is_ok()) };
         // A prepare is no news of the API server.
-        if instance.has(Defect::WritesAlways) || instance.has(Defect::HidesHeld) {
-            tokio::time::timeout(Duration::from_millis(50), next).await.ok();
+        let goes_on = if instance.has(Defect::WritesAlways) || instance.has(Defect::HidesHeld) {
+            tokio::time::timeout(Duration::from_millis(50), next).await.unwrap_or(true)
         } else {
-            next.await.ok();
+            next.await
+        };
+        if !goes_on {
+            events = None;
         }
     }
+}
+
+/// Whether a wrong driver takes an answer for the last word.
+fn does_end(instance: &Instance, error: &anyhow::Error) -> bool {
+    let code = match error.downcast_ref() {
+        Some(kube::Error::Api(status)) => status.code,
+        _ => 0,
+    };
+    instance.has(Defect::EndsOnConflict) && code == 409
+        || instance.has(Defect::EndsOnForbidden) && code == 403
+        || instance.has(Defect::EndsOnTooMany) && code == 429
 }
 
 #[derive(Default)]
@@ -45,6 +69,8 @@ struct State {
     is_published: bool,
     is_reversed: bool,
     looks: u32,
+    /// The API server has dropped counters.
+    is_uncounted: bool,
 }
 
 pub(crate) async fn withdraw(client: &kube::Client) -> Result<()> {
@@ -79,13 +105,18 @@ async fn look(instance: &Instance, state: &mut State) -> Result<()> {
     }
     state.is_reversed |= instance.has(Defect::Fights) && instance.process > 1
         || instance.has(Defect::ReversedWhenRestored) && is_restoring;
-    let wanted = wanted(instance, &owner, state.is_reversed);
+    let wanted = wanted(instance, &owner, state);
     let newest = listed.iter().map(|slice| slice.spec.pool.generation).max().unwrap_or(0);
     let known: Vec<Option<&ResourceSlice>> = wanted
         .iter()
         .map(|slice| listed.iter().find(|listed| listed.metadata.name == slice.metadata.name))
         .collect();
     let is_missing = known.iter().any(Option::is_none);
+    let is_wanted =
+        |slice: &ResourceSlice| wanted.iter().any(|wanted| wanted.metadata.name == slice.metadata.name);
+    for left in listed.iter().filter(|slice| !is_wanted(slice) && !instance.has(Defect::LeftBehind)) {
+        slices.delete(left.metadata.name.as_ref().unwrap(), &DeleteParams::default()).await?;
+    }
     if instance.has(Defect::OneNotRestored) && state.is_published && is_missing {
         return Ok(());
     }
@@ -122,20 +153,21 @@ async fn look(instance: &Instance, state: &mut State) -> Result<()> {
         if instance.has(Defect::OldGenerationLeft) && slice.metadata.name.as_deref() == Some("00003-left") {
             slice.spec.pool.generation = generation - 1;
         }
-        match known {
-            None => drop(slices.create(&PostParams::default(), &slice).await?),
+        let stored = match known {
+            None => slices.create(&PostParams::default(), &slice).await?,
             Some(known) => {
                 slice.metadata.resource_version = known.metadata.resource_version.clone();
                 let name = slice.metadata.name.clone().unwrap();
-                slices.replace(&name, &PostParams::default(), &slice).await?;
+                slices.replace(&name, &PostParams::default(), &slice).await?
             }
-        }
+        };
+        state.is_uncounted |= stored.spec != slice.spec && !instance.has(Defect::WritesDropped);
     }
     state.is_published = true;
     Ok(())
 }
 
-fn wanted(instance: &Instance, owner: &str, is_reversed: bool) -> Vec<ResourceSlice> {
+fn wanted(instance: &Instance, owner: &str, state: &State) -> Vec<ResourceSlice> {
     let mut names = devices(instance.defect);
     if instance.has(Defect::HidesHeld) {
         let disk = instance.disk.lock().unwrap();
@@ -145,14 +177,17 @@ fn wanted(instance: &Instance, owner: &str, is_reversed: bool) -> Vec<ResourceSl
     if instance.has(Defect::NameTwice) {
         all.push(device(instance, "device-0"));
     }
-    if is_reversed {
+    if state.is_reversed {
         all.reverse();
     }
     // Two slices, so that a pool can be incomplete.
     let second = if instance.has(Defect::Crowded) { vec![] } else { all.split_off(2.min(all.len())) };
-    let counters = json!([{"name": "set", "counters": {"memory": {"value": "100"}}}]);
+    let counters = json!([{"name": "set", "counters": {"memory": {"value": "100Mi"}}}]);
     let mut contents =
         vec![json!({"sharedCounters": counters}), json!({"devices": all}), json!({"devices": second})];
+    if state.is_uncounted {
+        contents = uncounted(instance, contents);
+    }
     let mut count = contents.len();
     if instance.has(Defect::OldGenerationLeft) {
         contents.push(json!({"devices": []}));
@@ -176,11 +211,25 @@ fn wanted(instance: &Instance, owner: &str, is_reversed: bool) -> Vec<ResourceSl
     contents.into_iter().enumerate().map(slice).collect()
 }
 
+/// Without counters only as many devices as fit beside each other.
+fn uncounted(instance: &Instance, mut contents: Vec<Value>) -> Vec<Value> {
+    let mut contents = contents.split_off(1);
+    if !instance.has(Defect::KeepsUncounted) {
+        contents.truncate(1);
+    }
+    for device in contents.iter_mut().flat_map(|slice| slice["devices"].as_array_mut().unwrap()) {
+        for field in ["consumesCounters", "allowMultipleAllocations"] {
+            device.as_object_mut().unwrap().remove(field);
+        }
+    }
+    contents
+}
+
 fn device(instance: &Instance, name: &str) -> Value {
     let counter = if instance.has(Defect::MissingCounter) { "missing" } else { "memory" };
     let address = if instance.has(Defect::BadPciAddress) { "0000:3B:00.0" } else { "0000:3b:00.0" };
     let mut attributes = json!({
-        "type": {"string": "plain"},
+        "type": {"string": if name == SHARED { "shared" } else { "plain" }},
         "resource.kubernetes.io/pciBusID": {"string": address},
         "resource.kubernetes.io/pcieRoot": {"string": "pci0000:3a"},
         "resource.kubernetes.io/numaNode": {"int": 0},
@@ -193,9 +242,17 @@ fn device(instance: &Instance, name: &str) -> Value {
             attributes[format!("attribute{index}")] = json!({"int": 1});
         }
     }
+    if name == SHARED {
+        return json!({
+            "name": name,
+            "attributes": attributes,
+            "allowMultipleAllocations": true,
+            "capacity": {"memory": {"value": "1Gi"}},
+        });
+    }
     json!({
         "name": name,
         "attributes": attributes,
-        "consumesCounters": [{"counterSet": "set", "counters": {counter: {"value": "25"}}}],
+        "consumesCounters": [{"counterSet": "set", "counters": {counter: {"value": "50Mi"}}}],
     })
 }

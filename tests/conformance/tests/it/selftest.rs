@@ -58,6 +58,16 @@ const DEFECTS: &[(Defect, &str, &str)] = &[
     (Defect::UnpreparedForEver, "UNPREP-009", "it was unprepared before"),
     (Defect::UnknownFails, "UNPREP-010", "the claim is not prepared"),
     (Defect::RemembersClaims, "UNPREP-011", "it was prepared"),
+    (Defect::CrossedLost, "UNPREP-012", "after prepares and unprepares at once"),
+    (Defect::FirstDeviceOnly, "PREP-020", "these are allocated"),
+    (Defect::KeepsHalf, "PREP-021", "the device is not free"),
+    (Defect::AdminEndsAll, "ADMIN-001", "after the end of administrative access"),
+    (Defect::AdminHolds, "ADMIN-002", "is in use"),
+    (Defect::ShareIdsMissing, "SHARE-001", "the share 33333333-3333-4333-8333-333333333301"),
+    (Defect::SharesMerged, "SHARE-002", "the share 33333333-3333-4333-8333-333333333302"),
+    (Defect::ShareEndsAll, "SHARE-003", "after the other was unprepared"),
+    (Defect::MetadataOfOther, "META-001", "metadata.uid is \"other\""),
+    (Defect::MetadataStays, "META-002", "these are left"),
     (Defect::NoSpec, "CDI-001", "is in 0 specs"),
     (Defect::InvalidSpec, "CDI-002", "cdiVersion is `new`"),
     (Defect::NamesWithoutUid, "CDI-003", "driver.example.com/claim=device-0"),
@@ -81,11 +91,12 @@ const DEFECTS: &[(Defect, &str, &str)] = &[
     (Defect::OneNotRestored, "SLICE-011", "has 2 slices"),
     (Defect::NothingRestored, "SLICE-012", "there is no slice"),
     (Defect::ReversedWhenRestored, "SLICE-012", "in the pool `node-1/pool` was"),
-    (Defect::EditsKept, "SLICE-013", "had 4 devices and has 2"),
+    (Defect::EditsKept, "SLICE-013", "had 5 devices and has 3"),
     (Defect::GenerationFalls, "SLICE-014", "was at generation 6 and is at 1"),
     (Defect::DeletesOthers, "SLICE-015", "other-driver was deleted"),
     (Defect::HidesHeld, "SLICE-016", "is not published any more"),
     (Defect::OldOwner, "SLICE-017", "is not owned by the Node"),
+    (Defect::LeftBehind, "SLICE-018", "the pools were"),
     (Defect::HealthOfSome, "HEALTH-001", "1 devices are told of"),
     (Defect::HealthOnce, "HEALTH-002", "after the first message"),
     (Defect::HealthOnFirstStream, "HEALTH-003", "0 devices are told of"),
@@ -103,18 +114,35 @@ const DEFECTS: &[(Defect, &str, &str)] = &[
     (Defect::UnprepareReadsApi, "OUTAGE-001", "no answer of the API server"),
     (Defect::OutageRemembered, "OUTAGE-002", "after the API server was there again"),
     (Defect::EndsPublishing, "OUTAGE-003", "there is no slice"),
+    (Defect::WaitsForApi, "OUTAGE-004", "no registration socket"),
+    (Defect::OneLock, "OUTAGE-005", "before the other"),
+    (Defect::EndsOnConflict, "API-001", "1 requests were answered with 409"),
+    (Defect::EndsOnForbidden, "API-002", "there is no slice"),
+    (Defect::EndsOnTooMany, "API-003", "1 requests were answered with 429"),
+    (Defect::EndsWatching, "API-004", "there is no slice"),
+    (Defect::UnprepareReadsApi, "API-005", "the claim was not unprepared"),
+    (Defect::StatusNeeded, "API-006", "the claim was not prepared"),
+    (Defect::WritesDropped, "API-007", "all the time"),
+    (Defect::KeepsUncounted, "API-008", "more of `memory` of `set` than there is"),
     (Defect::DamageEndsIt, "STATE-001", "no registration socket"),
     (Defect::UnknownSpecRefused, "STATE-002", "there is a spec already"),
     (Defect::SpecOnlyOnce, "STATE-003", "is in 0 specs"),
+    (Defect::TornEndsIt, "STATE-004", "no registration socket"),
+    (Defect::NoRoomRemembered, "DISK-001", "once there was room"),
+    (Defect::NoRoomRemembered, "DISK-002", "once there was room"),
+    (Defect::SpecCutShort, "DISK-003", "answered as if all were well"),
     (Defect::AsksDevices, "HANG-001", "GetInfo: DeadlineExceeded"),
     (Defect::GivesUpOnDevices, "HANG-002", "no registration socket"),
     (Defect::PrepareHangsForEver, "HANG-003", "once they answered"),
     (Defect::UnprepareHangsForEver, "HANG-004", "once they answered"),
+    (Defect::OneLock, "HANG-005", "before the other"),
     (Defect::SameSockets, "UPDATE-001", "the second instance"),
     (Defect::IdsOfTheProcess, "UPDATE-002", "the first answered"),
     (Defect::Fights, "UPDATE-003", "written"),
     (Defect::SweepsAtItsEnd, "UPDATE-004", "is gone"),
     (Defect::SweepsAtItsEnd, "UPDATE-005", "NodePrepareResources"),
+    (Defect::NeverCollects, "COLLECT-001", "the device is not free"),
+    (Defect::CollectsAll, "COLLECT-001", "of the claim that is still there"),
 ];
 
 /// How many drivers are tried at once.
@@ -136,11 +164,13 @@ fn context(defect: Option<Defect>, root: &Path, patience: f64) -> Context {
     let api = Api::new();
     let mut profile = Profile::parse(&format!(
         "driver: {NAME}\nnode: {NODE}\nregistry: {root}/registry\ncdi: [{root}/cdi]\nstate: {root}/state\n\
-         claims: [{{deviceClass: example.com, matching: {{type: plain}}}}]\n",
+         claims: [{{deviceClass: example.com, matching: {{type: plain}}}}]\n\
+         shares: {{deviceClass: example.com, matching: {{type: shared}}, capacity: {{memory: 1Mi}}}}\n",
         root = root.display(),
     ))
     .unwrap();
-    profile.limits = Limits { start: patience, publish: patience, quiet: 0.5, stop: patience };
+    profile.limits =
+        Limits { start: patience, publish: patience, quiet: 0.5, stop: patience, collect: Some(patience) };
     Context::new(profile, api.client(), Some(Box::new(launcher(defect, root, &api))))
 }
 

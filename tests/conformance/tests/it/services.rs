@@ -1,14 +1,14 @@
 //! What the driver's sockets answer.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::Result;
 use axum::http::uri::PathAndQuery;
 use dra_conformance::proto::dra_v1::dra_plugin_server::{DraPlugin, DraPluginServer};
 use dra_conformance::proto::dra_v1::{
-    Claim, Device, NodePrepareResourceResponse, NodePrepareResourcesRequest, NodePrepareResourcesResponse,
+    NodePrepareResourceResponse, NodePrepareResourcesRequest, NodePrepareResourcesResponse,
     NodeUnprepareResourceResponse, NodeUnprepareResourcesRequest, NodeUnprepareResourcesResponse,
 };
 use dra_conformance::proto::health_v1::dra_resource_health_server::{
@@ -23,20 +23,17 @@ use dra_conformance::proto::registration::{
 };
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::Api;
-use serde_json::json;
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-use crate::driver::{Defect, Entry, Instance, NAME, devices, pool};
+use crate::claims::WORK;
+use crate::driver::{Defect, Instance, NAME, NODE, devices, pool};
 
-/// A call is under way for so long that others can come in between.
-const WORK: Duration = Duration::from_millis(20);
-/// How long the API server may take.
-const PATIENCE: Duration = Duration::from_secs(1);
 /// Tells calls of v1beta1, which are served as v1.
 const BETA: &str = "x-beta";
 
@@ -47,13 +44,13 @@ pub(crate) struct Memory {
     registrations: u32,
     streams: u32,
     has_given_up: bool,
-    has_hung: bool,
-    prepares: u32,
-    busy: BTreeSet<String>,
-    refused: BTreeSet<String>,
-    lost: BTreeSet<String>,
-    remembered: BTreeMap<String, ResourceClaim>,
-    held: BTreeSet<String>,
+    pub(crate) has_hung: bool,
+    pub(crate) prepares: u32,
+    pub(crate) busy: BTreeSet<String>,
+    pub(crate) refused: BTreeSet<String>,
+    pub(crate) lost: BTreeSet<String>,
+    pub(crate) remembered: BTreeMap<String, ResourceClaim>,
+    pub(crate) held: BTreeSet<String>,
 }
 
 fn bind(instance: &Instance, path: &Path) -> Result<UnixListenerStream> {
@@ -66,6 +63,9 @@ fn bind(instance: &Instance, path: &Path) -> Result<UnixListenerStream> {
 pub(crate) async fn serve(instance: Instance) -> Result<()> {
     if instance.has(Defect::GivesUpOnDevices) && instance.does_hang() {
         return Ok(());
+    }
+    if instance.has(Defect::WaitsForApi) {
+        Api::<Node>::all(instance.client.clone()).get(NODE).await?;
     }
     let dra = bind(&instance, &instance.dra_socket())?;
     let routed = instance.clone();
@@ -152,255 +152,6 @@ impl Registration for Instance {
         }
         memory.has_given_up = self.has(Defect::GivesUp) && !request.into_inner().plugin_registered;
         Ok(Response::new(RegistrationStatusResponse {}))
-    }
-}
-
-/// Marks something as under way until it is dropped.
-struct Busy<'a>(&'a Instance, String);
-
-impl Drop for Busy<'_> {
-    fn drop(&mut self) {
-        if !self.0.has(Defect::CancelledStaysBusy) {
-            self.0.memory.lock().unwrap().busy.remove(&self.1);
-        }
-    }
-}
-
-impl Instance {
-    /// Waits until nobody works on a claim. A wrong driver does not wait.
-    async fn busy(&self, key: &str, does_wait: bool) -> Result<Busy<'_>> {
-        loop {
-            {
-                let mut memory = self.memory.lock().unwrap();
-                let is_any = self.has(Defect::BusyWithAnyClaim) && !memory.busy.is_empty();
-                if !is_any && memory.busy.insert(key.to_owned()) {
-                    return Ok(Busy(self, key.to_owned()));
-                }
-                ensure!(does_wait && !is_any, "busy");
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    }
-
-    fn does_hang(&self) -> bool {
-        self.disk.lock().unwrap().does_hang
-    }
-
-    /// What the devices do. What has hung once hangs for ever in a wrong driver.
-    async fn work(&self, for_ever: Defect) -> Result<()> {
-        tokio::time::sleep(WORK).await;
-        while self.does_hang() {
-            if self.has(for_ever) {
-                self.memory.lock().unwrap().has_hung = true;
-            }
-            tokio::time::sleep(WORK).await;
-        }
-        ensure!(!self.memory.lock().unwrap().has_hung, "the devices hang");
-        Ok(())
-    }
-
-    fn key(&self, claim: &Claim) -> String {
-        if self.has(Defect::KeyedByName) { claim.name.clone() } else { claim.uid.clone() }
-    }
-
-    async fn claim(&self, claim: &Claim) -> Result<Option<ResourceClaim>> {
-        let remembered = self.memory.lock().unwrap().remembered.get(&claim.uid).cloned();
-        if remembered.is_some() && self.has(Defect::RemembersClaims) {
-            return Ok(remembered);
-        }
-        let claims: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &claim.namespace);
-        let got = tokio::time::timeout(PATIENCE, claims.get_opt(&claim.name)).await;
-        if got.is_err() && self.has(Defect::OutageRemembered) {
-            self.memory.lock().unwrap().lost.insert(claim.uid.clone());
-        }
-        ensure!(!self.memory.lock().unwrap().lost.contains(&claim.uid), "there was no answer before");
-        let found = got.context("no answer of the API server")??;
-        if let Some(found) = &found {
-            self.memory.lock().unwrap().remembered.insert(claim.uid.clone(), found.clone());
-        }
-        Ok(found)
-    }
-
-    /// What is allocated of ours, and under which request.
-    async fn allocated(&self, claim: &Claim) -> Result<Option<(String, String)>> {
-        let Some(object) = self.claim(claim).await? else {
-            ensure!(self.has(Defect::MissingAccepted), "the claim does not exist");
-            return Ok(None);
-        };
-        let uid = object.metadata.uid.unwrap_or_default();
-        ensure!(uid == claim.uid || self.has(Defect::UidIgnored), "the claim was replaced");
-        let Some(allocation) = object.status.and_then(|status| status.allocation) else {
-            ensure!(self.has(Defect::UnallocatedAccepted), "nothing is allocated");
-            return Ok(None);
-        };
-        let allocated = allocation.devices.unwrap_or_default();
-        for config in allocated.config.into_iter().flatten() {
-            let opaque = config.opaque.context("a config is opaque")?;
-            let is_known = opaque.driver != NAME || opaque.parameters.0["kind"] == "Known";
-            ensure!(is_known || self.has(Defect::AnyParameters), "unknown parameters");
-        }
-        let mut results = allocated.results.into_iter().flatten();
-        let result = results.find(|result| result.driver == NAME || self.has(Defect::ForeignTaken));
-        let result = result.context("nothing of ours is allocated")?;
-        let base = result.request.split('/').next().unwrap_or_default().to_owned();
-        let request = if self.has(Defect::AlternativeNamed) { result.request } else { base };
-        if self.has(Defect::SpecBeforeRefusal) {
-            self.write_spec(claim, &result.device)?;
-        }
-        let is_ours = devices(self.defect).contains(&result.device);
-        ensure!(
-            is_ours || self.has(Defect::AnyDevice) || self.has(Defect::ForeignTaken),
-            "there is no such device"
-        );
-        Ok(Some((result.device, request)))
-    }
-
-    fn spec_path(&self, claim: &Claim) -> PathBuf {
-        self.root.join("cdi").join(format!("driver.example.com-claim_{}.json", self.key(claim)))
-    }
-
-    fn id(&self, claim: &Claim, device: &str) -> String {
-        match self.defect {
-            Some(Defect::BadIds) => device.to_owned(),
-            Some(Defect::NamesWithoutUid) => format!("driver.example.com/claim={device}"),
-            Some(Defect::IdsOfTheProcess) => {
-                format!("driver.example.com/claim={}-{device}-{}", claim.uid, self.process)
-            }
-            Some(Defect::NewIdsEachTime) => {
-                let number = self.memory.lock().unwrap().prepares;
-                format!("driver.example.com/claim={}-{device}-{number}", claim.uid)
-            }
-            _ => format!("driver.example.com/claim={}-{device}", claim.uid),
-        }
-    }
-
-    fn write_spec(&self, claim: &Claim, device: &str) -> Result<()> {
-        let id = self.id(claim, device);
-        let name = id.split_once('=').map_or("none", |(_, name)| name);
-        let node = if self.has(Defect::MissingDeviceNode) { "/dev/conformance-missing" } else { "/dev/null" };
-        let edits = json!({"env": ["A=b"], "deviceNodes": [{"path": "/dev/device", "hostPath": node}]});
-        let version = if self.has(Defect::InvalidSpec) { "new" } else { "0.6.0" };
-        let spec = json!({
-            "cdiVersion": version,
-            "kind": "driver.example.com/claim",
-            "devices": [{"name": name, "containerEdits": edits}],
-        });
-        let (path, draft) = (self.spec_path(claim), self.spec_path(claim).with_extension("draft"));
-        std::fs::write(&draft, spec.to_string())?;
-        std::fs::rename(&draft, path)?;
-        if self.has(Defect::DraftLeft) {
-            std::fs::write(&draft, "")?;
-        }
-        Ok(())
-    }
-
-    async fn prepare(&self, claim: &Claim, is_beta: bool) -> Result<Vec<Device>> {
-        let key = self.key(claim);
-        let _busy = self
-            .busy(&key, !self.has(Defect::BusyWithTheClaim) && !self.has(Defect::CancelledStaysBusy))
-            .await?;
-        self.memory.lock().unwrap().prepares += 1;
-        let Some((device, request)) = self.allocated(claim).await? else { return Ok(Vec::new()) };
-        if self.has(Defect::RefusedForEver) {
-            ensure!(!self.memory.lock().unwrap().refused.contains(&key), "refused before");
-        }
-        let is_prepared = {
-            let mut disk = self.disk.lock().unwrap();
-            let mut memory = self.memory.lock().unwrap();
-            let holder = disk.claims.iter().find(|(holder, entry)| **holder != key && entry.device == device);
-            let is_held =
-                holder.is_some() || memory.held.contains(&device) && !disk.claims.contains_key(&key);
-            if is_held && !self.has(Defect::DoubleUse) {
-                memory.refused.insert(key);
-                bail!("{device} is in use");
-            }
-            ensure!(
-                !self.has(Defect::UnpreparedForEver) || !disk.unprepared.contains(&key),
-                "it was unprepared before"
-            );
-            if self.has(Defect::NeverFreed) {
-                memory.held.insert(device.clone());
-            }
-            let boot = disk.boot;
-            let known = disk.claims.get(&key);
-            let is_interrupted = known.is_some_and(|entry| !entry.is_complete);
-            ensure!(!self.has(Defect::PrepareInterrupted) || !is_interrupted, "it was interrupted");
-            let is_prepared = known.is_some_and(|entry| entry.is_complete);
-            // As one that never starts over from what it finds.
-            let is_unknown = known.is_none() && self.spec_path(claim).exists();
-            ensure!(!self.has(Defect::UnknownSpecRefused) || !is_unknown, "there is a spec already");
-            let entry = Entry { device: device.clone(), is_complete: is_prepared, boot };
-            disk.claims.insert(key.clone(), entry);
-            disk.save(&self.root);
-            is_prepared
-        };
-        self.work(Defect::PrepareHangsForEver).await?;
-        let has_spec = self.has(Defect::SpecOnlyOnce) && is_prepared;
-        if !self.has(Defect::NoSpec) && !has_spec {
-            let written = self.write_spec(claim, &device);
-            if !self.has(Defect::SpecErrorsIgnored)
-                && let Err(error) = written
-            {
-                let mut disk = self.disk.lock().unwrap();
-                disk.claims.remove(&key);
-                disk.save(&self.root);
-                return Err(error);
-            }
-        }
-        {
-            let mut disk = self.disk.lock().unwrap();
-            if let Some(entry) = disk.claims.get_mut(&key) {
-                entry.is_complete = true;
-            }
-            disk.save(&self.root);
-        }
-        if self.has(Defect::CancelledStaysBusy) {
-            self.memory.lock().unwrap().busy.remove(&key);
-        }
-        let mut ids = vec![self.id(claim, &device)];
-        if self.has(Defect::BetaDiffers) && is_beta {
-            ids.clear();
-        }
-        let device_name = if self.has(Defect::OtherDevice) { "device-9".to_owned() } else { device };
-        Ok(vec![Device {
-            request_names: vec![request],
-            pool_name: pool(),
-            device_name,
-            cdi_device_ids: ids,
-            share_id: None,
-        }])
-    }
-
-    async fn unprepare(&self, claim: &Claim) -> Result<()> {
-        let key = self.key(claim);
-        let _busy = self
-            .busy(&key, !self.has(Defect::BusyUnprepare) && !self.has(Defect::CancelledStaysBusy))
-            .await?;
-        ensure!(!self.has(Defect::UnprepareFails), "it cannot be unprepared");
-        if self.has(Defect::UnprepareReadsApi) {
-            self.claim(claim).await?.context("the claim does not exist")?;
-        }
-        {
-            let mut disk = self.disk.lock().unwrap();
-            let boot = disk.boot;
-            let Some(entry) = disk.claims.get_mut(&key) else {
-                ensure!(!self.has(Defect::UnknownFails), "the claim is not prepared");
-                return Ok(());
-            };
-            ensure!(entry.boot == boot || !self.has(Defect::OtherBootRefused), "it is of another boot");
-            ensure!(entry.is_complete || !self.has(Defect::UnprepareInterrupted), "it was interrupted");
-            entry.is_complete = false;
-            disk.save(&self.root);
-        }
-        self.work(Defect::UnprepareHangsForEver).await?;
-        if !self.has(Defect::SpecStays) {
-            std::fs::remove_file(self.spec_path(claim)).ok();
-        }
-        let mut disk = self.disk.lock().unwrap();
-        disk.claims.remove(&key);
-        disk.unprepared.insert(key);
-        disk.save(&self.root);
-        Ok(())
     }
 }
 
