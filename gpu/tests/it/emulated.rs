@@ -292,6 +292,7 @@ fn a_lost_gpu_hides_no_other() {
         assert_eq!(inventory.gpus[0].pci, gpus[1]);
         assert_eq!(inventory.unreadable.len(), 1);
         assert!(inventory.unreadable[0].error.contains("GPU_IS_LOST"), "{:?}", inventory.unreadable);
+        assert!(inventory.unreadable[0].lost);
         assert_eq!(hardware.mig_mode(gpus[0]).expect_err("lost").kind, HardwareErrorKind::Lost);
         hardware.mig_mode(gpus[1]).expect("the other one");
     });
