@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice, ResourceSliceSpec};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
@@ -106,7 +106,12 @@ impl Claims {
         Ok(whole_gpus(&self.slices.list(&self.ours()).await?.items))
     }
 
-    pub(crate) async fn allocate(&self, device: &str) -> Result<Allocated> {
+    /// What is published.
+    pub(crate) async fn published(&self) -> Result<Vec<ResourceSliceSpec>> {
+        Ok(self.slices.list(&self.ours()).await?.items.into_iter().map(|slice| slice.spec).collect())
+    }
+
+    pub(crate) async fn allocate(&self, devices: &[impl AsRef<str>]) -> Result<Allocated> {
         let name = format!("bench-{}", self.made.fetch_add(1, Ordering::Relaxed));
         let claim: ResourceClaim = serde_json::from_value(json!({
             "metadata": {"name": name},
@@ -115,10 +120,12 @@ impl Claims {
         self.api.delete(&name, &DeleteParams::default()).await.ok();
         let claim = self.api.create(&PostParams::default(), &claim).await?;
         let pool = format!("{}/gpu", self.node);
-        let result = json!({"request": "gpu", "driver": DRIVER, "pool": pool, "device": device});
+        let result =
+            |device: &str| json!({"request": "gpu", "driver": DRIVER, "pool": pool, "device": device});
+        let results: Vec<_> = devices.iter().map(|device| result(device.as_ref())).collect();
         let consumer = json!({"resource": "pods", "name": "bench", "uid": self.pod});
         let status = json!({
-            "status": {"allocation": {"devices": {"results": [result]}}, "reservedFor": [consumer]},
+            "status": {"allocation": {"devices": {"results": results}}, "reservedFor": [consumer]},
         });
         self.api.patch_status(&name, &PatchParams::default(), &Patch::Merge(&status)).await?;
         let uid = claim.metadata.uid.context("a created claim has a UID")?;
@@ -127,7 +134,7 @@ impl Claims {
 
     /// What the API server alone takes of a prepare, as often as given.
     pub(crate) async fn bare_get(&self, times: usize) -> Result<Times> {
-        let claim = self.allocate("gpu-none").await?;
+        let claim = self.allocate(&["gpu-none"]).await?;
         let mut figures = Times::default();
         for _ in 0..times {
             let started = Instant::now();

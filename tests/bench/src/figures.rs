@@ -26,9 +26,9 @@ impl fmt::Display for Times {
         let millis = |percent| self.percentile(percent).as_secs_f64() * 1e3;
         write!(
             f,
-            "p50 {:>7.2} ms   p95 {:>7.2} ms   max {:>7.2} ms   ({} times)",
+            "p50 {:>7.2} ms   p99 {:>7.2} ms   max {:>7.2} ms   ({} times)",
             millis(50),
-            millis(95),
+            millis(99),
             millis(100),
             self.0.len()
         )

@@ -1,5 +1,6 @@
 //! What `kerf node` costs, measured on the release binary, an emulated driver
-//! without latency, and the real API server of a test cluster.
+//! without latency, and the real API server of a test cluster; and how claims
+//! in bursts fare on a driver that takes its time (alone: argument `bursts`).
 //!
 //! The bench is the kubelet: it makes allocated claims, calls the plugin's
 //! socket, and takes the time from request to answer, every fsync included.
@@ -9,6 +10,7 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "a bench prints its figures")]
 
+mod bursts;
 mod claims;
 mod figures;
 mod memory;
@@ -52,20 +54,34 @@ async fn main() -> Result<()> {
 async fn measure(cluster: &Cluster) -> Result<()> {
     let claims = Claims::connect(cluster, "kerf-bench").await?;
     let binary = xtask::paths::release().join("kerf");
-    let size = std::fs::metadata(&binary).context("kerf is not built")?.len();
+    if std::env::args().nth(1).is_none_or(|only| only != "bursts") {
+        measure_costs(cluster, &claims, &binary).await?;
+        measure_many(cluster, &claims, &binary).await?;
+    }
+    claims.withdraw_all().await?;
+    let driver = cluster.emulator_root().context("the cluster has no emulated GPUs")?;
+    let node = Node::start(cluster, &binary, claims.node(), &driver)?;
+    claims.await_published(node.started, GPUS).await?;
+    bursts::measure(&claims, &node, &driver).await?;
+    node.stop()
+}
+
+/// What each thing costs by itself.
+async fn measure_costs(cluster: &Cluster, claims: &Claims, binary: &Path) -> Result<()> {
+    let size = std::fs::metadata(binary).context("kerf is not built")?.len();
     println!("binary                     {:>8.1} MB", megabytes(size));
     let driver = cluster.emulator_root().context("the cluster has no emulated GPUs")?;
 
     let mut starts = Times::default();
     for _ in 0..5 {
         claims.withdraw_all().await?;
-        let node = Node::start(cluster, &binary, claims.node(), &driver)?;
+        let node = Node::start(cluster, binary, claims.node(), &driver)?;
         starts.add(claims.await_published(node.started, GPUS).await?);
         node.stop()?;
     }
     println!("start to slices stored     {starts}");
 
-    let node = Node::start(cluster, &binary, claims.node(), &driver)?;
+    let node = Node::start(cluster, binary, claims.node(), &driver)?;
     claims.await_published(node.started, GPUS).await?;
     tokio::time::sleep(IDLE).await;
     print_memory("memory idle, 8 GPUs", node.pid())?;
@@ -78,7 +94,7 @@ async fn measure(cluster: &Cluster) -> Result<()> {
         let (mut prepare, mut unprepare) = (Times::default(), Times::default());
         // The first one changes the MIG mode, once for all that follow.
         for (index, gpu) in gpus.iter().cycle().take(SEQUENTIAL + gpus.len()).enumerate() {
-            let claim = claims.allocate(&format!("{gpu}{suffix}")).await?;
+            let claim = claims.allocate(&[format!("{gpu}{suffix}")]).await?;
             let times = plugin.clone().round(&claim).await?;
             claims.delete(&claim).await?;
             if index >= gpus.len() {
@@ -92,10 +108,9 @@ async fn measure(cluster: &Cluster) -> Result<()> {
         let mut parallel = Times::default();
         for _ in 0..ROUNDS {
             let devices = gpus.iter().map(|gpu| format!("{gpu}{suffix}"));
-            let round = futures::future::try_join_all(devices.map(|device| {
-                let claims = &claims;
-                async move { claims.allocate(&device).await }
-            }))
+            let round = futures::future::try_join_all(
+                devices.map(|device| async move { claims.allocate(&[device]).await }),
+            )
             .await?;
             let calls = round.iter().map(|claim| {
                 let mut plugin = plugin.clone();
@@ -113,8 +128,7 @@ async fn measure(cluster: &Cluster) -> Result<()> {
     }
     tokio::time::sleep(IDLE).await;
     print_memory("memory after the work", node.pid())?;
-    node.stop()?;
-    measure_many(cluster, &claims, &binary).await
+    node.stop()
 }
 
 /// What a node of many GPUs costs while nothing happens: its layout is the
