@@ -363,3 +363,19 @@ fn a_stuck_mode_taints_the_devices_that_need_it() {
     assert_eq!(tainted(MigMode::Disabled), BTreeSet::from(["gpu-0000-65-00-0".to_owned()]));
     assert_eq!(tainted(MigMode::Enabled).len(), 25);
 }
+
+#[test]
+fn beside_a_foreign_instance_with_the_only_media_engine_nothing_that_needs_it_is_free() {
+    let gpu = mig_on(gpu(Model::H100, "0000:65:00.0"));
+    let record = record(&gpu, &[instance(&gpu, "1g.10gb+me", 0)], &BTreeSet::new());
+    let slices = layout(&settings(), &[record], &Conditions::default());
+    let free = crate::fixtures::allocator::offers(&slices, &BTreeSet::new());
+    let free: BTreeSet<&str> = free.iter().map(|device| device.name.as_str()).collect();
+    let with_engine: Vec<&&str> = free.iter().filter(|name| name.contains("-me-")).collect();
+    // As it is, it may be given out.
+    assert_eq!(with_engine, [&"gpu-0000-65-00-0-mig-1g-10gb-me-0"]);
+    for place in 1..7 {
+        let name = format!("gpu-0000-65-00-0-mig-1g-10gb-{place}");
+        assert!(free.contains(name.as_str()), "{name} needs no such engine");
+    }
+}

@@ -9,6 +9,8 @@ mod cdi_hook_runc;
 mod doctor;
 mod emulated;
 mod every_model;
+mod in_use;
 mod random_claims;
 mod real_server;
 mod scheduler;
+mod upgrade;

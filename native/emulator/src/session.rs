@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -26,6 +26,8 @@ struct Open {
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) machine: Machine,
+    /// The version of this library, where its file's name tells it.
+    version: Option<String>,
     faults: Faults,
     pub(crate) event_sets: Mutex<HashMap<usize, Arc<EventSet>>>,
 }
@@ -33,6 +35,25 @@ pub(crate) struct Session {
 impl Session {
     pub(crate) fn state(&self) -> Result<Arc<State>, Code> {
         self.machine.state()
+    }
+
+    fn begin() -> Result<Arc<Self>, Code> {
+        let path = own_path();
+        Ok(Arc::new(Self {
+            machine: Machine::find(path.as_deref())?,
+            version: path.as_deref().and_then(version_of),
+            faults: Faults::of_this_process(),
+            event_sets: Mutex::default(),
+        }))
+    }
+
+    /// A library serves the driver of its own version only.
+    fn matches_driver(&self) -> Result<(), Code> {
+        let loaded = &self.state()?.driver_version;
+        match &self.version {
+            Some(version) if version != loaded => Err(Code::LIB_RM_VERSION_MISMATCH),
+            _ => Ok(()),
+        }
     }
 
     fn perform(&self, call: &'static str, work: impl FnOnce(&Self) -> Result<(), Code>) -> Result<(), Code> {
@@ -49,7 +70,9 @@ impl Session {
 pub(crate) fn call(name: &'static str, work: impl FnOnce(&Session) -> Result<(), Code>) -> u32 {
     guard(|| {
         let open = SESSION.lock().unwrap_or_else(PoisonError::into_inner).session.clone();
-        open.ok_or(Code::UNINITIALIZED)?.perform(name, work)
+        let session = open.ok_or(Code::UNINITIALIZED)?;
+        session.matches_driver()?;
+        session.perform(name, work)
     })
 }
 
@@ -57,14 +80,8 @@ pub(crate) fn call(name: &'static str, work: impl FnOnce(&Session) -> Result<(),
 pub(crate) fn open(name: &'static str) -> u32 {
     guard(|| {
         let mut open = SESSION.lock().unwrap_or_else(PoisonError::into_inner);
-        let session = match &open.session {
-            Some(session) => Arc::clone(session),
-            None => Arc::new(Session {
-                machine: Machine::find(own_path().as_deref())?,
-                faults: Faults::of_this_process(),
-                event_sets: Mutex::default(),
-            }),
-        };
+        let session = open.session.clone().map_or_else(Session::begin, Ok)?;
+        session.matches_driver()?;
         session.perform(name, |_| Ok(()))?;
         open.count += 1;
         open.session = Some(session);
@@ -93,6 +110,14 @@ pub(crate) fn guard(work: impl FnOnce() -> Result<(), Code>) -> u32 {
         Ok(Err(code)) => code.number(),
         Err(_) => Code::UNKNOWN.number(),
     }
+}
+
+/// The version in a library's name, `libnvidia-ml.so.580.95.05`, links
+/// resolved.
+fn version_of(path: &Path) -> Option<String> {
+    let file = path.canonicalize().ok()?;
+    let version = file.file_name()?.to_str()?.strip_prefix("libnvidia-ml.so.")?;
+    version.contains('.').then(|| version.to_owned())
 }
 
 /// The file this library was loaded from.
