@@ -106,6 +106,9 @@ impl Records {
     fn names(&self) -> io::Result<Vec<String>> {
         self.disk.create_folder(&self.folder)?;
         self.disk.sweep(&self.folder, "")?;
+        // What is read here counts as stored, and who wrote it may have been
+        // killed before it was.
+        self.disk.sync(&self.folder)?;
         self.disk.list(&self.folder)
     }
 

@@ -254,7 +254,7 @@ impl ModelHardware {
             |struck| {
                 error(match struck {
                     Struck::Killed => HardwareErrorKind::System,
-                    Struck::Failed => HardwareErrorKind::InUse,
+                    Struck::Failed | Struck::ReadOnly | Struck::NoFiles => HardwareErrorKind::InUse,
                     Struck::Late => HardwareErrorKind::Timeout,
                 })
             },
@@ -452,11 +452,15 @@ impl MortalFiles {
 
 /// What a caller of a disk is told.
 pub fn disk_error(reach: Reach, struck: Struck) -> io::Error {
-    match (struck, reach) {
-        (Struck::Killed | Struck::Late, _) => io::Error::other("killed"),
-        (Struck::Failed, Reach::Space) => io::ErrorKind::StorageFull.into(),
-        (Struck::Failed, _) => io::Error::from_raw_os_error(rustix::io::Errno::IO.raw_os_error()),
-    }
+    use rustix::io::Errno;
+    let error = match (struck, reach) {
+        (Struck::Killed | Struck::Late, _) => return io::Error::other("killed"),
+        (Struck::Failed, Reach::Space) => Errno::NOSPC,
+        (Struck::Failed, _) => Errno::IO,
+        (Struck::ReadOnly, _) => Errno::ROFS,
+        (Struck::NoFiles, _) => Errno::MFILE,
+    };
+    error.into()
 }
 
 impl Files for MortalFiles {

@@ -14,6 +14,8 @@ use super::lock;
 /// What a call is to: calls to the same thing fail together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reach {
+    /// What is on a disk: files and lists of folders that are read.
+    Content,
     /// The space of a disk: writes and new folders.
     Space,
     /// The names on a disk: renames and removals.
@@ -35,6 +37,11 @@ pub enum Strike {
     Fails,
     /// So do all later ones to the same thing, until [`Fuse::heal`].
     FailsOn,
+    /// The file system that it is to can only be read from here on, until
+    /// [`Fuse::heal`].
+    ReadOnly,
+    /// The process can open no file any more, until [`Fuse::heal`].
+    NoFiles,
     /// Hardware takes its time: the call has its effect, but its answer does
     /// not come in time.
     Late,
@@ -49,6 +56,34 @@ pub enum Struck {
     Failed,
     /// That no answer came in time.
     Late,
+    /// That nothing can be written there.
+    ReadOnly,
+    /// That too many files are open.
+    NoFiles,
+}
+
+/// What goes on failing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Failing {
+    /// Calls to the same thing.
+    Like(Reach),
+    /// Changes of a file system.
+    Changes(String),
+    /// Whatever opens a file.
+    Opens,
+}
+
+impl Failing {
+    fn meets(&self, volume: &str, reach: Reach) -> Option<Struck> {
+        let (meets, struck) = match self {
+            Self::Like(other) => (*other == reach, Struck::Failed),
+            Self::Changes(other) => {
+                (other == volume && matches!(reach, Reach::Space | Reach::Names), Struck::ReadOnly)
+            }
+            Self::Opens => (matches!(reach, Reach::Content | Reach::Space | Reach::Sync), Struck::NoFiles),
+        };
+        meets.then_some(struck)
+    }
 }
 
 /// Counts and names the calls of a process, and strikes some of them.
@@ -57,7 +92,7 @@ pub struct Fuse {
     strikes: Vec<(usize, Strike)>,
     calls: Mutex<Vec<String>>,
     struck: Mutex<BTreeSet<usize>>,
-    failing: Mutex<Option<Reach>>,
+    failing: Mutex<Option<Failing>>,
     dead: AtomicBool,
     healed: AtomicBool,
 }
@@ -107,6 +142,18 @@ impl Fuse {
         error: impl Fn(Struck) -> E,
         call: impl FnOnce() -> Result<T, E>,
     ) -> Result<T, E> {
+        self.run_on("", reach, name, error, call)
+    }
+
+    /// Makes a call to a file system as the process.
+    pub fn run_on<T, E>(
+        &self,
+        volume: &str,
+        reach: Reach,
+        name: impl FnOnce() -> String,
+        error: impl Fn(Struck) -> E,
+        call: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
         if self.is_dead() {
             return Err(error(Struck::Killed));
         }
@@ -134,12 +181,22 @@ impl Fuse {
             }
             Some(Strike::Late) => call().and_then(|_| Err(error(Struck::Late))),
             Some(Strike::Fails) => Err(error(Struck::Failed)),
-            Some(Strike::FailsOn) => {
-                *lock(&self.failing) = Some(reach);
-                Err(error(Struck::Failed))
+            Some(Strike::FailsOn) => self.fail_on(Failing::Like(reach), Struck::Failed, error),
+            Some(Strike::ReadOnly) => {
+                self.fail_on(Failing::Changes(volume.to_owned()), Struck::ReadOnly, error)
             }
-            None if *lock(&self.failing) == Some(reach) => Err(error(Struck::Failed)),
-            None => call(),
+            Some(Strike::NoFiles) => self.fail_on(Failing::Opens, Struck::NoFiles, error),
+            None => {
+                let failing = lock(&self.failing).clone();
+                match failing.and_then(|failing| failing.meets(volume, reach)) {
+                    Some(struck) => Err(error(struck)),
+                    None => call(),
+                }
+            }
         }
+    }
+    fn fail_on<T, E>(&self, what: Failing, struck: Struck, error: impl Fn(Struck) -> E) -> Result<T, E> {
+        *lock(&self.failing) = Some(what);
+        Err(error(struck))
     }
 }

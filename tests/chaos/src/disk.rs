@@ -1,8 +1,9 @@
 //! A disk under power loss: real folders as a running machine sees them, and a
 //! ledger of what of them a power cut cannot take any more.
 //!
-//! A content is kept from `write_synced` on, a name from the next
-//! `sync_folder` of its folder on. Of the changes of names that nobody synced a
+//! A content is kept from `write_synced` on, a name, also that of a folder,
+//! from the next `sync_folder` of its folder on; without the folder nothing of
+//! what is in it. Of the changes of names that nobody synced a
 //! cut keeps the first few, of contents that nobody synced all or nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,6 +56,7 @@ struct Content {
 
 #[derive(Debug, Clone)]
 enum Change {
+    Folder(PathBuf),
     Make(PathBuf, usize),
     Rename(PathBuf, PathBuf),
     Remove(PathBuf),
@@ -63,7 +65,7 @@ enum Change {
 impl Change {
     fn paths(&self) -> Vec<&Path> {
         match self {
-            Self::Make(path, _) | Self::Remove(path) => vec![path],
+            Self::Folder(path) | Self::Make(path, _) | Self::Remove(path) => vec![path],
             Self::Rename(from, to) => vec![from, to],
         }
     }
@@ -78,6 +80,7 @@ impl Change {
 
     fn apply(&self, names: &mut BTreeMap<PathBuf, usize>) {
         match self {
+            Self::Folder(_) => {}
             Self::Make(path, content) => {
                 names.insert(path.clone(), *content);
             }
@@ -129,10 +132,15 @@ impl Ledger {
     /// changes were kept.
     fn left(&self, cdi: bool, changes: usize, whole: bool) -> Left {
         let mut names = self.durable.clone();
-        for change in self.changes.iter().filter(|change| change.is_of_cdi() == cdi).take(changes) {
-            change.apply(&mut names);
-        }
-        names.retain(|path, _| path.starts_with(CDI) == cdi);
+        let mut own = self.changes.iter().filter(|change| change.is_of_cdi() == cdi);
+        own.by_ref().take(changes).for_each(|change| change.apply(&mut names));
+        // Whatever was synced in a folder, without the folder it is not there.
+        let gone: Vec<&PathBuf> = own
+            .filter_map(|change| if let Change::Folder(path) = change { Some(path) } else { None })
+            .collect();
+        names.retain(|path, _| {
+            path.starts_with(CDI) == cdi && !gone.iter().any(|gone| path.starts_with(gone))
+        });
         let content = |number: usize| {
             let content = &self.contents[number];
             if content.synced || whole { content.bytes.clone() } else { Vec::new() }
@@ -253,7 +261,8 @@ impl PowerDisk {
         call: impl FnOnce() -> io::Result<T>,
     ) -> io::Result<T> {
         let name = || format!("{what} {}", self.below(path).display());
-        self.fuse.run(reach, name, |struck| disk_error(reach, struck), call)
+        let volume = if self.below(path).starts_with(CDI) { CDI } else { "plugin" };
+        self.fuse.run_on(volume, reach, name, |struck| disk_error(reach, struck), call)
     }
 
     fn written(&self, path: &Path, content: &[u8], mode: u32, synced: bool) -> io::Result<()> {
@@ -261,26 +270,28 @@ impl PowerDisk {
         self.ledger().write(self.below(path), content, synced);
         Ok(())
     }
-
-    fn alive(&self) -> io::Result<()> {
-        if self.fuse.is_dead() { Err(io::Error::other("killed")) } else { Ok(()) }
-    }
 }
 
 impl Files for PowerDisk {
     fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
-        self.alive().and_then(|()| HostFiles.read(path))
+        self.run(Reach::Content, ("read", path), || HostFiles.read(path))
     }
 
     fn list(&self, folder: &Path) -> io::Result<Vec<String>> {
-        self.alive().and_then(|()| HostFiles.list(folder))
+        self.run(Reach::Content, ("list", folder), || HostFiles.list(folder))
     }
 
     fn create_folder(&self, folder: &Path) -> io::Result<()> {
         if folder.exists() {
-            return self.alive();
+            return if self.fuse.is_dead() { Err(io::Error::other("killed")) } else { Ok(()) };
         }
-        self.run(Reach::Space, ("make folder", folder), || HostFiles.create_folder(folder))
+        self.run(Reach::Space, ("make folder", folder), || {
+            let made: Vec<&Path> = folder.ancestors().take_while(|folder| !folder.exists()).collect();
+            HostFiles.create_folder(folder)?;
+            let mut ledger = self.ledger();
+            made.iter().rev().for_each(|folder| ledger.change(Change::Folder(self.below(folder))));
+            Ok(())
+        })
     }
 
     fn write(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()> {

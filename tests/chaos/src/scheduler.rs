@@ -8,7 +8,8 @@ use kerf_dra_driver::fixtures::allocator::{devices, offers};
 use kerf_dra_driver::inventory::Placement;
 use kerf_dra_driver::names::{DeviceName, PciAddress};
 use kerf_dra_driver::plan::find_placement;
-use kerf_kubelet_plugin::{Channels, Instances, Owner, Stored};
+use kerf_dra_driver::published::GpuRecord;
+use kerf_kubelet_plugin::{Channels, Instances, Owner, Stored, chain};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -29,17 +30,45 @@ pub(crate) async fn published(world: &World, process: &Process) -> Result<Vec<Re
         rivals: watch::Sender::new(None),
         stored: stored.subscribe(),
     };
-    let (mut layout, trouble) = (channels.layout.subscribe(), channels.trouble.subscribe());
+    let (mut layout, mut trouble) = (channels.layout.subscribe(), channels.trouble.subscribe());
     let mut instances = Instances::join(&world.node.config().plugin_dir).unwrap();
-    let owner = Owner::new(process.plugin.clone(), channels, instances.lead().await.unwrap()).unwrap();
+    let owner = Owner::new(process.plugin.clone(), channels, instances.lead().await.unwrap());
+    let owner = owner.map_err(|error| chain(&error))?;
     let cancel = CancellationToken::new();
     let task = tokio::spawn(owner.run(cancel.clone()));
-    let said = tokio::time::timeout(LIMIT, layout.wait_for(Option::is_some)).await;
-    let said = said.map_err(|_| format!("nothing is published: {:?}", trouble.borrow()))?;
-    let layout = said.map_err(|_| "the owner ended")?.clone().ok_or("no layout")?;
+    let said = async {
+        tokio::select! {
+            biased;
+            said = layout.wait_for(Option::is_some) => said.ok()?.clone().map(Ok),
+            said = trouble.wait_for(Option::is_some) => said.ok()?.clone().map(Err),
+        }
+    };
+    let said = tokio::time::timeout(LIMIT, said).await;
     cancel.cancel();
     task.await.map_err(|error| error.to_string())?;
-    layout.slices.iter().map(|slice| slice.unpack().map_err(|error| error.to_string())).collect()
+    let layout = said.map_err(|_| "nothing is published")?.ok_or("the owner ended")??;
+    let slices = layout.slices.iter().map(|slice| slice.unpack().map_err(|error| error.to_string()));
+    let slices = slices.collect::<Result<Vec<_>, _>>()?;
+    is_recorded(world, &slices)?;
+    Ok(slices)
+}
+
+/// What is published is in its record, whatever a power cut takes; or there is
+/// no record at all, and claims are listed first.
+fn is_recorded(world: &World, slices: &[ResourceSliceSpec]) -> Result<(), String> {
+    for left in world.disk.cuts() {
+        let records: Vec<GpuRecord> = left
+            .iter()
+            .filter(|(path, _)| path.starts_with("plugin/state/gpus"))
+            .filter_map(|(_, bytes)| serde_json::from_slice(bytes).ok())
+            .collect();
+        let names: BTreeSet<&DeviceName> = records.iter().flat_map(|record| record.devices.keys()).collect();
+        let unknown = devices(slices).find(|device| !names.iter().any(|name| name.as_str() == device.name));
+        ensure(unknown.is_none() || names.is_empty(), || {
+            format!("published and not recorded: {:?}", unknown.map(|device| &device.name))
+        })?;
+    }
+    Ok(())
 }
 
 /// A device on the hardware: its GPU, and its memory slices unless it is all of

@@ -19,23 +19,52 @@ pub enum Column {
     Fails,
     /// The call and all like it fail for the rest of the work.
     FailsOn,
+    /// The file system of the call can only be read for the rest of the work.
+    ReadOnly,
+    /// No file can be opened for the rest of the work.
+    NoFiles,
     /// The call has its effect, and its answer comes too late.
     Late,
 }
 
 impl Column {
     /// All of them, in order.
-    pub const ALL: [Self; 6] =
-        [Self::KilledBefore, Self::KilledAfter, Self::PowerCut, Self::Fails, Self::FailsOn, Self::Late];
+    pub const ALL: [Self; 8] = [
+        Self::KilledBefore,
+        Self::KilledAfter,
+        Self::PowerCut,
+        Self::Fails,
+        Self::FailsOn,
+        Self::ReadOnly,
+        Self::NoFiles,
+        Self::Late,
+    ];
 
     /// Those that strike a call of the process.
-    pub(crate) const STRIKES: [(Self, Strike); 5] = [
+    pub(crate) const STRIKES: [(Self, Strike); 7] = [
         (Self::KilledBefore, Strike::KilledBefore),
         (Self::KilledAfter, Strike::KilledAfter),
         (Self::Fails, Strike::Fails),
         (Self::FailsOn, Strike::FailsOn),
+        (Self::ReadOnly, Strike::ReadOnly),
+        (Self::NoFiles, Strike::NoFiles),
         (Self::Late, Strike::Late),
     ];
+
+    /// Whether there is such a thing at a point: what only reads leaves nothing
+    /// that a death could find, a full or dying disk answers differently.
+    pub(crate) fn applies(self, point: &str) -> bool {
+        let is = |kinds: &[&str]| kinds.iter().any(|kind| point.starts_with(kind));
+        let reads = is(&["read ", "list "]);
+        let is_hardware = is(&["set ", "create ", "destroy "]);
+        match self {
+            Self::KilledBefore | Self::KilledAfter | Self::PowerCut => !reads,
+            Self::Fails | Self::FailsOn => true,
+            Self::ReadOnly => !reads && !is_hardware && !is(&["sync "]),
+            Self::NoFiles => reads || is(&["write "]),
+            Self::Late => is_hardware,
+        }
+    }
 
     fn name(self) -> &'static str {
         match self {
@@ -44,6 +73,8 @@ impl Column {
             Self::PowerCut => "power cut",
             Self::Fails => "fails",
             Self::FailsOn => "fails on",
+            Self::ReadOnly => "read-only",
+            Self::NoFiles => "no files",
             Self::Late => "late",
         }
     }
@@ -80,7 +111,7 @@ pub struct Row {
     /// What that call is.
     pub point: String,
     /// In the order of [`Column::ALL`].
-    pub cells: [Cell; 6],
+    pub cells: [Cell; 8],
 }
 
 impl Row {

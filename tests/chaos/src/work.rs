@@ -6,7 +6,7 @@ use kerf_dra_driver::journal::Entry;
 use kerf_kubelet_plugin::Files as _;
 use kerf_kubelet_plugin::testing::{Fuse, Strike};
 
-use crate::scenario::{BYSTANDER, Scenario};
+use crate::scenario::{BYSTANDER, Scenario, pci};
 use crate::world::{Process, World};
 
 /// The claim that all is about.
@@ -46,6 +46,8 @@ pub enum Work {
     Forgotten,
     /// A start and reconcile in another boot.
     Rebooted,
+    /// What is published changes, and is stored before.
+    Publish,
 }
 
 /// An earlier strike that a piece of work is about.
@@ -53,7 +55,7 @@ pub(crate) type Prelude = Option<(usize, Strike)>;
 
 impl Work {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Prepare,
         Self::Next,
         Self::Moved,
@@ -69,6 +71,7 @@ impl Work {
         Self::SpecsLost,
         Self::Forgotten,
         Self::Rebooted,
+        Self::Publish,
     ];
 
     /// What it is called.
@@ -89,6 +92,7 @@ impl Work {
             Self::SpecsLost => "start, the CDI specs lost",
             Self::Forgotten => "reconcile, the claim gone for long",
             Self::Rebooted => "start in another boot",
+            Self::Publish => "publish",
         }
     }
 
@@ -170,9 +174,7 @@ impl Work {
                 }
             }
             Self::JournalLost => {
-                for name in world.node.files("plugin/state/claims") {
-                    remove(world, &format!("plugin/state/claims/{name}"));
-                }
+                remove_all(world, "plugin/state/claims");
             }
             Self::EntryUnreadable => {
                 let mut later = entry(world);
@@ -181,9 +183,12 @@ impl Work {
                 damage(world, &broken[scenario.name.len() % broken.len()]);
             }
             Self::SpecsLost => {
-                for name in world.node.files("cdi") {
-                    remove(world, &format!("cdi/{name}"));
-                }
+                remove_all(world, "cdi");
+            }
+            Self::Publish => {
+                // Of one GPU more is taken, and of another the record is lost.
+                world.make_foreign(&[(pci(2), 19, 6, true)]);
+                remove(world, &format!("plugin/state/gpus/{}.json", pci(3).dashed()));
             }
             Self::Forgotten => world.delete(CLAIM),
             Self::Rebooted => world.boot("boot-2", &world.modes()),
@@ -198,7 +203,7 @@ impl Work {
             damage(world, b"{");
             remove(world, &format!("cdi/k8s.gpu.nvidia.com-claim_{CLAIM}-uid.json"));
             // Nobody can tell any more that these were made for the claim.
-            let bystander = process.plugin.journal().borrow().clone();
+            let bystander = world.process(&Fuse::none()).unwrap().plugin.journal().borrow().clone();
             world.foreign = world
                 .instances()
                 .into_iter()
@@ -210,6 +215,7 @@ impl Work {
         }
         match self {
             Self::Unprepare | Self::UnprepareUnreadable => world.unprepare(process, CLAIM).await,
+            Self::Publish => crate::scheduler::published(world, process).await.map(drop),
             Self::Forgotten => {
                 world.reconcile_for_long(process, &[BYSTANDER]).await;
                 Ok(())
@@ -240,6 +246,14 @@ fn remove(world: &World, path: &str) {
     let path = world.node.root.join(Path::new(path));
     world.disk.remove(&path).unwrap();
     world.disk.sync_folder(path.parent().unwrap()).unwrap();
+}
+
+/// Somebody removes a folder with all that is in it.
+fn remove_all(world: &World, folder: &str) {
+    for name in world.node.files(folder) {
+        remove(world, &format!("{folder}/{name}"));
+    }
+    std::fs::remove_dir(world.node.root.join(folder)).unwrap();
 }
 
 fn damage(world: &World, content: &[u8]) {
