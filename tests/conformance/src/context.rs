@@ -183,6 +183,15 @@ impl Context {
         self.plugin().await
     }
 
+    /// Starts the driver again, if it can be: it may repair its slices only so
+    /// often, and what other checks did to them is not to count.
+    pub(crate) async fn rest(&mut self) -> Result<()> {
+        if self.launcher.is_some() {
+            self.crash().await?;
+        }
+        Ok(())
+    }
+
     pub(crate) async fn reboot(&mut self) -> Result<Plugin> {
         self.kill(FIRST).await?;
         self.launcher.as_mut().context("the profile has no `start`")?.reboot().await?;

@@ -7,6 +7,7 @@ use futures::FutureExt as _;
 
 use crate::check::{Check, NotApplicable};
 use crate::context::Context;
+use crate::profile::seconds;
 use crate::report::{Finding, Verdict};
 
 /// Only a hang takes this long.
@@ -40,13 +41,15 @@ pub async fn run<'a>(
 }
 
 async fn judge(context: &mut Context, check: &Check) -> Verdict {
+    // What is collected late is no hang.
+    let limit = LIMIT + seconds(context.profile.limits.collect.unwrap_or_default());
     let work = async {
         context.begin().await?;
         (check.run)(context).await
     };
-    let ended = tokio::time::timeout(LIMIT, AssertUnwindSafe(work).catch_unwind()).await;
+    let ended = tokio::time::timeout(limit, AssertUnwindSafe(work).catch_unwind()).await;
     let verdict = match ended {
-        Err(_) => Verdict::Fail(format!("the check has not ended in {} s", LIMIT.as_secs())),
+        Err(_) => Verdict::Fail(format!("the check has not ended in {} s", limit.as_secs())),
         Ok(Err(panic)) => {
             let said = panic.downcast_ref::<String>().map(String::as_str);
             let said = said.or(panic.downcast_ref::<&str>().copied());
@@ -116,8 +119,13 @@ mod tests {
             check("HANG", &[], |_| std::future::pending().boxed_local()),
             check("PASS", &[], |_| async { Ok(()) }.boxed_local()),
         ];
-        let findings = run(&mut context(), &checks, |_| {}).await;
-        let verdicts: Vec<Verdict> = findings.into_iter().map(|finding| finding.verdict).collect();
-        assert_eq!(verdicts, [Verdict::Fail("the check has not ended in 600 s".to_owned()), Verdict::Pass]);
+        for (collect, limit) in [(None, 600), (Some(900.0), 1500)] {
+            let mut context = context();
+            context.profile.limits.collect = collect;
+            let findings = run(&mut context, &checks, |_| {}).await;
+            let verdicts: Vec<Verdict> = findings.into_iter().map(|finding| finding.verdict).collect();
+            let hang = format!("the check has not ended in {limit} s");
+            assert_eq!(verdicts, [Verdict::Fail(hang), Verdict::Pass]);
+        }
     }
 }

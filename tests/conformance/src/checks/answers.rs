@@ -32,6 +32,7 @@ checks! {
 /// watches meet is set before.
 async fn restored(context: &mut Context, fault: Fault) -> Result<()> {
     let Fault::Answer(_, code, ..) = fault else { bail!("no answer is set") };
+    context.rest().await?;
     let before = context.quiet().await?;
     context.trouble(fault)?;
     context.cluster.delete_slices(&before).await?;
@@ -52,6 +53,7 @@ async fn later(context: &mut Context) -> Result<()> {
 async fn gone(context: &mut Context) -> Result<()> {
     restored(context, Fault::Answer(Requests::SliceWatches, 410, "Expired", 2)).await?;
     // It goes on watching.
+    context.trouble(Fault::None)?;
     let before = context.quiet().await?;
     context.cluster.delete_slices(&before).await?;
     context.settled_when(async |after| same_devices(&before, after)).await.map(drop)

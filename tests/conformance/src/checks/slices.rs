@@ -225,6 +225,7 @@ fn strange(name: &str, driver: &str, node: &str) -> Result<ResourceSlice> {
 }
 
 async fn others(context: &mut Context) -> Result<()> {
+    context.rest().await?;
     let (driver, node) = (&context.profile.driver, &context.profile.node);
     let other = context.cluster.named("other-node");
     let strangers =
@@ -273,6 +274,7 @@ async fn new_node(context: &mut Context) -> Result<()> {
     if !context.cluster.has_made_node().await? {
         bail!(NotApplicable("the Node was there before, so it is not deleted".to_owned()));
     }
+    context.rest().await?;
     let before = context.quiet().await?;
     context.cluster.nodes.delete(&context.profile.node, &DeleteParams::default()).await?;
     context.cluster.ensure_node().await?;
@@ -289,6 +291,7 @@ async fn new_node(context: &mut Context) -> Result<()> {
 }
 
 async fn left_behind(context: &mut Context) -> Result<()> {
+    context.rest().await?;
     let before = context.quiet().await?;
     let node = &context.profile.node;
     let left = strange(&context.cluster.named("left-behind"), &context.profile.driver, node)?;
