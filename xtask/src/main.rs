@@ -29,9 +29,9 @@ enum Command {
         #[arg(long, value_name = "VERSION")]
         kubernetes: Option<Release>,
     },
-    /// Check kerf with dra-conformance, on the API server of a cluster that is up.
+    /// Check kerf with dra-conformance, on an API server of its own.
     Conformance {
-        /// Which cluster; needed only where there are several.
+        /// On that of this cluster, which is up.
         #[arg(long)]
         name: Option<String>,
     },
@@ -112,7 +112,7 @@ fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Demo { keep } => demo::run(keep),
         Command::Test { kubernetes } => suite::run(kubernetes),
-        Command::Conformance { name } => conformance::of(&chosen(name)?),
+        Command::Conformance { name } => conformance::of(name.as_deref()),
         Command::Bench => bench::run(),
         Command::Chaos { words } => chaos::run(&words),
         Command::Cluster(ClusterCommand::Up { name, gpus, kubernetes, feature_gates }) => {

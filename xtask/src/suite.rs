@@ -57,6 +57,8 @@ fn stages(report: &mut Report, release: Option<Release>) -> Result<()> {
     report.stage("cluster programs, the rest", || {
         programs.join().map_err(|_| anyhow!("the build of the cluster's programs panicked"))?
     })?;
+    // It waits nearly always, and needs an API server only.
+    let conformance = thread::spawn(move || conformance::alone(release));
     let tests = report.stage("end-to-end tests", || {
         let mut tests = exec::cargo(&["test", "--quiet", "--package", "kerf-e2e", "--test", "e2e"]);
         if let Some(release) = release {
@@ -65,14 +67,16 @@ fn stages(report: &mut Report, release: Option<Release>) -> Result<()> {
         exec::inherit(&mut tests)
     });
     let tests = tests.and_then(|()| report.stage("slices on the real API server", real_server));
-    let tests = tests.and_then(|()| report.stage("conformance", conformance));
+    let conformance = report.stage("conformance, the rest", || {
+        conformance.join().map_err(|_| anyhow!("dra-conformance's run panicked"))?
+    });
     let down = report.stage("clusters down", clusters_down);
-    tests.and(down)
+    tests.and(conformance).and(down)
 }
 
 /// Takes all down, also those after one that cannot be.
 fn clusters_down() -> Result<()> {
-    let all = CLUSTERS.into_iter().chain([OLDEST_CLUSTER]);
+    let all = CLUSTERS.into_iter().chain([OLDEST_CLUSTER, conformance::CLUSTER]);
     all.map(cluster::down).fold(Ok(()), Result::and)
 }
 
@@ -83,11 +87,6 @@ fn real_server() -> Result<()> {
     let test = ["test", "--quiet", "--workspace", "--exclude", "kerf-e2e", "--test", "it"];
     let arguments = [&test[..], &["real_server::", "--", "--nocapture"]].concat();
     exec::inherit(exec::cargo(&arguments).env("KERF_TEST_KUBECONFIG", cluster.kubeconfig()))
-}
-
-/// kerf under `dra-conformance`, on the API server of a cluster.
-fn conformance() -> Result<()> {
-    conformance::run(&Cluster::open(CLUSTERS[0])?.context("the cluster is gone")?)
 }
 
 /// Licences and advisories, where the tool for them is installed.

@@ -74,13 +74,29 @@ impl Cluster {
     /// returns when its node is ready and pods may be made.
     pub fn up(options: &Options) -> Result<Self> {
         let started = Instant::now();
+        let pause = image::pause()?;
+        let cluster = Self::with(options, &Component::ALL)?;
+        cluster.import(&pause)?;
+        cluster.await_node()?;
+        eprintln!("cluster {} is up after {:.1} s", cluster.name(), started.elapsed().as_secs_f64());
+        Ok(cluster)
+    }
+
+    /// Brings up one without a node: an API server with its controllers.
+    pub fn without_node(options: &Options) -> Result<Self> {
+        let cluster =
+            Self::with(options, &[Component::Etcd, Component::ApiServer, Component::ControllerManager])?;
+        cluster.await_account()?;
+        Ok(cluster)
+    }
+
+    fn with(options: &Options, components: &[Component]) -> Result<Self> {
         let layout = Layout::new(&options.name)?;
         emulator::check(&options.gpus)?;
         require_root()?;
         debian::require(&[debian::CNI, debian::IPROUTE])?;
         let release = Settings::release(&layout, options.kubernetes)?;
         let programs = programs::ensure(release)?;
-        let pause = image::pause()?;
         let _lock = files::Lock::take(&layout.lock())?;
         take_name(&layout)?;
         for folder in [
@@ -107,14 +123,13 @@ impl Cluster {
         let cluster = Self { layout, settings, programs };
         // Both take a moment to serve; nothing they need is made by the other.
         for component in [Component::Etcd, Component::Containerd] {
-            cluster.launch(component)?;
+            if components.contains(&component) {
+                cluster.launch(component)?;
+            }
         }
-        for component in Component::ALL {
-            cluster.start(component)?;
+        for component in components {
+            cluster.start(*component)?;
         }
-        cluster.import(&pause)?;
-        cluster.await_node()?;
-        eprintln!("cluster {} is up after {:.1} s", cluster.name(), started.elapsed().as_secs_f64());
         Ok(cluster)
     }
 
@@ -302,18 +317,23 @@ impl Cluster {
     /// Waits until pods may be made: the node is ready, the account is there.
     fn await_node(&self) -> Result<()> {
         let node = format!("node/{}", self.node_name());
-        let limit = format!("--timeout={}s", START_LIMIT.as_secs());
-        for arguments in [
-            [node.as_str(), "--for=create"],
-            [node.as_str(), "--for=condition=Ready"],
-            ["serviceaccount/default", "--for=create"],
-        ] {
-            exec::output(self.kubectl().arg("wait").args(arguments).arg(&limit)).with_context(|| {
+        for condition in ["create", "condition=Ready"] {
+            self.wait_for(&node, condition).with_context(|| {
                 let log = self.log(Component::Kubelet);
                 format!("the node does not become ready; {}:\n{}", log.display(), exec::tail(&log, 20))
             })?;
         }
-        Ok(())
+        self.await_account()
+    }
+
+    fn await_account(&self) -> Result<()> {
+        self.wait_for("serviceaccount/default", "create").context("there is no account for pods")
+    }
+
+    fn wait_for(&self, object: &str, condition: &str) -> Result<()> {
+        let limit = format!("--timeout={}s", START_LIMIT.as_secs());
+        let condition = format!("--for={condition}");
+        exec::output(self.kubectl().args(["wait", object, &condition, &limit])).map(drop)
     }
 
     fn client(&self, program: &str) -> Command {
