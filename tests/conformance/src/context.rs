@@ -186,7 +186,9 @@ impl Context {
     /// Starts the driver again, if it can be: it may repair its slices only so
     /// often, and what other checks did to them is not to count.
     pub(crate) async fn rest(&mut self) -> Result<()> {
-        if self.launcher.is_some() {
+        if self.launcher.is_some() && self.profile.registry.is_some() {
+            // Not in the middle of its start.
+            self.plugin().await?;
             self.crash().await?;
         }
         Ok(())
@@ -230,6 +232,8 @@ impl Context {
 
     /// Starts the driver with a folder on a small disk.
     pub(crate) async fn shrink(&mut self, folder: &Path) -> Result<Plugin> {
+        // Not in the middle of its start.
+        self.plugin().await?;
         self.kill(FIRST).await?;
         self.small_disk = Some(folder.to_owned());
         let made = self.disk(Disk::Small);
