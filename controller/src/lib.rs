@@ -18,6 +18,7 @@ pub mod diff;
 pub mod dropped;
 #[cfg(feature = "messages")]
 pub mod messages;
+mod news;
 mod pages;
 mod pools;
 mod publisher;

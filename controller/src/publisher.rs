@@ -10,15 +10,11 @@
 //! Idle, it costs the API server one watch of metadata.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, Event};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -26,8 +22,9 @@ use tokio_util::sync::CancellationToken;
 use crate::contention::{RepairBudget, Rivals, Verdict};
 use crate::diff::{self, PoolPlan};
 use crate::dropped::{Feature, dropped};
+use crate::news::{Hint, News};
 use crate::pools::{DesiredPool, DesiredPools, Identity};
-use crate::requests::{RequestError, Requests, revision, sentence};
+use crate::requests::{RequestError, Requests, sentence};
 use crate::status::{Phase, PublishStatus};
 
 /// So many times writes are followed by a list at once before the publisher
@@ -170,8 +167,7 @@ impl Publisher {
     /// Publishes until cancelled, or until nobody holds the sending half of
     /// its inputs. Slices are left: a quick restart must not withdraw them.
     pub async fn run(mut self, cancel: CancellationToken) {
-        let config = watcher::Config::default().fields(&self.requests.selector);
-        let mut events = pin!(watcher::watcher(self.requests.metadata.clone(), config).default_backoff());
+        let mut news = News::new(self.requests.clone(), self.timing.first_retry, self.timing.last_retry);
         let mut failures = 0;
         let mut wake = Instant::now();
         let mut not_before = wake;
@@ -206,8 +202,8 @@ impl Publisher {
                         }
                     };
                 }
-                Some(event) = events.next() => {
-                    if self.is_news(event) {
+                hint = news.next(self.seen) => {
+                    if self.is_news(&hint) {
                         wake = wake.min(not_before.max(Instant::now()));
                     }
                 }
@@ -215,19 +211,11 @@ impl Publisher {
         }
     }
 
-    /// Whether an event of the watch tells something that the last list did
-    /// not. After a new beginning of the watch, events may have been missed.
-    fn is_news<K: kube::Resource>(&self, event: Result<Event<K>, watcher::Error>) -> bool {
-        match event {
-            Ok(Event::Apply(slice) | Event::Delete(slice)) => {
-                revision(slice.meta().resource_version.as_deref()).is_none_or(|new| new > self.seen)
-            }
-            Ok(Event::InitDone) => true,
-            Ok(Event::Init | Event::InitApply(_)) => false,
-            Err(error) => {
-                tracing::warn!(error = sentence(&error), "cannot watch ResourceSlices");
-                false
-            }
+    /// Whether a hint tells something that the last list did not.
+    fn is_news(&self, hint: &Hint) -> bool {
+        match hint {
+            Hint::Changed { revision } => revision.is_none_or(|new| new > self.seen),
+            Hint::Missed => true,
         }
     }
 
@@ -406,6 +394,6 @@ impl Publisher {
 }
 
 /// A time ±20 %, so that a fleet that started together does not stay in step.
-fn jittered(time: Duration) -> Duration {
+pub(crate) fn jittered(time: Duration) -> Duration {
     time.mul_f64(0.8 + 0.4 * fastrand::f64())
 }

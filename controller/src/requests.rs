@@ -4,12 +4,16 @@
 use std::error::Error;
 use std::time::Duration;
 
+use futures::Stream;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::ResourceSlice;
-use kube::api::{Api, DeleteParams, PartialObjectMeta, PostParams, Preconditions};
+use kube::api::{Api, DeleteParams, PartialObjectMeta, PostParams, Preconditions, WatchEvent, WatchParams};
 
 use crate::pages::{ListError, Listed, list_within};
 use crate::pools::Identity;
+
+/// After so many seconds the API server ends a watch.
+pub(crate) const WATCH_SECONDS: u32 = 290;
 
 /// Why a request did not succeed.
 #[derive(Debug, thiserror::Error)]
@@ -66,12 +70,10 @@ pub(crate) struct Live {
 #[derive(Debug, Clone)]
 pub(crate) struct Requests {
     slices: Api<ResourceSlice>,
-    /// The same slices without their content, for the watch.
-    pub(crate) metadata: Api<PartialObjectMeta<ResourceSlice>>,
     nodes: Api<Node>,
     node: String,
     /// Selects the identity's slices, in lists and watches.
-    pub(crate) selector: String,
+    selector: String,
     limit: Duration,
 }
 
@@ -79,7 +81,6 @@ impl Requests {
     pub(crate) fn new(client: kube::Client, identity: &Identity, limit: Duration) -> Self {
         Self {
             slices: Api::all(client.clone()),
-            metadata: Api::all(client.clone()),
             nodes: Api::all(client),
             node: identity.node.clone(),
             selector: format!("spec.nodeName={},spec.driver={}", identity.node, identity.driver),
@@ -114,6 +115,17 @@ impl Requests {
         let (mut slices, version) = list_within(&client, listed, self.limit, Some::<ResourceSlice>).await?;
         slices.sort_by(|left, right| left.metadata.name.cmp(&right.metadata.name));
         Ok(Live { slices, revision: revision(version.as_deref()).unwrap_or(0) })
+    }
+
+    /// Tells of changes after a revision, without the slices' content, for
+    /// [`WATCH_SECONDS`].
+    pub(crate) async fn watch(
+        &self,
+        after: u64,
+    ) -> kube::Result<impl Stream<Item = kube::Result<WatchEvent<PartialObjectMeta<ResourceSlice>>>> + use<>>
+    {
+        let params = WatchParams::default().fields(&self.selector).disable_bookmarks().timeout(WATCH_SECONDS);
+        self.slices.watch_metadata(&params, &after.to_string()).await
     }
 
     /// Creates a slice and returns it as stored.

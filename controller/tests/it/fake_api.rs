@@ -39,6 +39,8 @@ pub(crate) struct Store {
     /// Answers for the next requests of a method, instead of serving them.
     pub(crate) failures: VecDeque<(Method, StatusCode)>,
     pub(crate) after_update: Option<AfterUpdate>,
+    /// Watches end before they tell anything.
+    pub(crate) cut_watches: bool,
     /// Watches from before this revision are answered with 410.
     oldest: u64,
     /// The next continued list is answered with 410, this many times.
@@ -210,6 +212,9 @@ impl FakeApi {
 
     fn watch(&self, query: &BTreeMap<String, String>) -> Response {
         let from: u64 = query.get("resourceVersion").and_then(|rv| rv.parse().ok()).unwrap_or(0);
+        if self.lock().cut_watches {
+            return Response::new(Body::empty());
+        }
         if from < self.lock().oldest {
             let status = json!({"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"});
             let line = format!("{}\n", json!({"type": "ERROR", "object": status}));

@@ -79,22 +79,31 @@ struct Running {
     task: tokio::task::JoinHandle<()>,
 }
 
+/// As a publisher's, but short.
+fn quick() -> Timing {
+    Timing {
+        verify: Duration::from_hours(1),
+        spacing: Duration::from_millis(5),
+        first_retry: Duration::from_millis(5),
+        last_retry: Duration::from_millis(50),
+        ..Timing::default()
+    }
+}
+
 impl Running {
     fn start(api: &FakeApi) -> Self {
         Self::start_with(api, Duration::from_hours(1), true)
     }
 
     fn start_with(api: &FakeApi, verify: Duration, may_publish: bool) -> Self {
+        let timing = Timing { verify, ..quick() };
+        Self::start_timed(api, timing, may_publish)
+    }
+
+    fn start_timed(api: &FakeApi, timing: Timing, may_publish: bool) -> Self {
         let identity = Identity { driver: "gpu.nvidia.com".parse().unwrap(), node: "node-1".to_owned() };
         let (desired, desired_receiver) = watch::channel(None);
         let (may_publish, may_publish_receiver) = watch::channel(may_publish);
-        let timing = Timing {
-            verify,
-            spacing: Duration::from_millis(5),
-            first_retry: Duration::from_millis(5),
-            last_retry: Duration::from_millis(50),
-            ..Timing::default()
-        };
         let (publisher, status) =
             Publisher::with_timing(api.client(), identity, desired_receiver, may_publish_receiver, timing);
         let cancel = CancellationToken::new();
@@ -331,6 +340,33 @@ async fn an_expired_watch_begins_anew_and_still_sees_changes() {
         store.expire_watches();
     });
     running.until_stored("the slices are back", |store| consistent(store, 2)).await;
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn watches_that_end_at_once_are_opened_after_pauses_and_changes_are_still_seen() {
+    let api = FakeApi::new();
+    api.with(|store| store.cut_watches = true);
+    let watches =
+        |store: &Store| store.requests.iter().filter(|request| *request == "GET WATCHresourceslices").count();
+    let pause = Duration::from_hours(1);
+    let mut running =
+        Running::start_timed(&api, Timing { first_retry: pause, last_retry: pause, ..quick() }, true);
+    for count in 1..20 {
+        running.publish(&plain(count)).await;
+        running.watching().await;
+    }
+    assert_eq!(api.with(|store| watches(store)), 1);
+    running.stop().await;
+
+    let mut running = Running::start(&api);
+    running.publish(&plain(2)).await;
+    running.until_stored("several are cut short", |store| watches(store) > 4).await;
+    api.with(|store| {
+        store.wipe();
+        store.cut_watches = false;
+    });
+    running.repaired(1).await;
     running.stop().await;
 }
 
