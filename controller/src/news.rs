@@ -6,6 +6,7 @@
 //! as it begins. Every node of a cluster would then open one after another
 //! (kube's watcher does), so the pause grows as long as watches are short.
 
+use std::error::Error;
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -16,7 +17,7 @@ use kube::core::PartialObjectMeta;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::publisher::jittered;
-use crate::requests::{Requests, WATCH_SECONDS, revision, sentence};
+use crate::requests::{RequestError, Requests, WATCH_SECONDS, revision, sentence};
 
 /// How long a watch is asked for, and a little more.
 const LIFE: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 10);
@@ -64,9 +65,10 @@ impl News {
                     Ok(events) => self.open = Some((events.boxed(), now)),
                     Err(error) => {
                         self.ended(now);
-                        if Self::failed(&error) {
+                        if matches!(&error, RequestError::Refused { source, .. } if is_expired(source)) {
                             return Hint::Missed;
                         }
+                        failed(&error);
                     }
                 }
                 continue;
@@ -82,13 +84,15 @@ impl News {
                 Some(Ok(WatchEvent::Bookmark(_))) => {}
                 Some(Ok(WatchEvent::Error(status))) => {
                     self.close();
-                    if Self::failed(&kube::Error::Api(status)) {
+                    let error = kube::Error::Api(status);
+                    if is_expired(&error) {
                         return Hint::Missed;
                     }
+                    failed(&error);
                 }
                 Some(Err(error)) => {
                     self.close();
-                    Self::failed(&error);
+                    failed(&error);
                 }
                 None => self.close(),
             }
@@ -111,19 +115,17 @@ impl News {
             Some(others) => now + jittered(first.saturating_mul(2_u32.saturating_pow(others)).min(last)),
         };
         if self.short == 4 {
-            tracing::warn!(
-                "watches of ResourceSlices end as soon as they begin; changes by others are noticed later"
-            );
+            tracing::warn!("no watch of ResourceSlices lasts; changes by others are noticed later");
         }
     }
+}
 
-    /// Says what went wrong, and whether the history that the watch wanted is gone.
-    fn failed(error: &kube::Error) -> bool {
-        const EXPIRED: u16 = 410;
-        if matches!(error, kube::Error::Api(status) if status.code == EXPIRED) {
-            return true;
-        }
-        tracing::warn!(error = sentence(error), "cannot watch ResourceSlices");
-        false
-    }
+/// Whether the history that the watch wanted is gone.
+fn is_expired(error: &kube::Error) -> bool {
+    const EXPIRED: u16 = 410;
+    matches!(error, kube::Error::Api(status) if status.code == EXPIRED)
+}
+
+fn failed(error: &(dyn Error + 'static)) {
+    tracing::warn!(error = sentence(error), "cannot watch ResourceSlices");
 }

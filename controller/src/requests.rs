@@ -122,10 +122,13 @@ impl Requests {
     pub(crate) async fn watch(
         &self,
         after: u64,
-    ) -> kube::Result<impl Stream<Item = kube::Result<WatchEvent<PartialObjectMeta<ResourceSlice>>>> + use<>>
-    {
+    ) -> Result<
+        impl Stream<Item = kube::Result<WatchEvent<PartialObjectMeta<ResourceSlice>>>> + use<>,
+        RequestError,
+    > {
         let params = WatchParams::default().fields(&self.selector).disable_bookmarks().timeout(WATCH_SECONDS);
-        self.slices.watch_metadata(&params, &after.to_string()).await
+        let after = after.to_string();
+        self.send("watch ResourceSlices", self.slices.watch_metadata(&params, &after)).await
     }
 
     /// Creates a slice and returns it as stored.

@@ -33,6 +33,13 @@ pub enum StepError {
     Unknown,
 }
 
+impl StepError {
+    /// Whether the call may still take effect.
+    pub(crate) fn is_timeout(&self) -> bool {
+        matches!(self, Self::Hardware { source, .. } if source.kind == HardwareErrorKind::Timeout)
+    }
+}
+
 fn with_holders(source: &HardwareError, holders: &[String]) -> String {
     if holders.is_empty() {
         source.to_string()

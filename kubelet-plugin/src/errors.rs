@@ -70,11 +70,11 @@ pub enum PrepareError {
 impl PrepareError {
     /// Whether a hardware call may still take effect.
     pub(crate) fn is_timeout(&self) -> bool {
-        matches!(
-            self,
-            Self::Step(StepError::Hardware { source, .. }) | Self::Hardware(source)
-                if source.kind == HardwareErrorKind::Timeout
-        )
+        match self {
+            Self::Step(step) => step.is_timeout(),
+            Self::Hardware(source) => source.kind == HardwareErrorKind::Timeout,
+            _ => false,
+        }
     }
 }
 

@@ -11,12 +11,19 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use kerf_dra_driver::names::{ClaimUid, PciAddress};
 use rustix::fs::{FlockOperation, flock};
 use tracing::warn;
 
 use crate::turns::{Turn, Turns};
+
+/// When a file that another instance has is looked at again. A thread that waits
+/// in the kernel would be told at once, but cannot be called off: an instance
+/// that hangs in the driver, long after its end, would take one for each call.
+const FIRST_LOOK: Duration = Duration::from_millis(5);
+const LAST_LOOK: Duration = Duration::from_millis(500);
 
 /// The locks of a node.
 #[derive(Debug)]
@@ -118,20 +125,19 @@ impl Locks {
         let path = self.folder.join(key.file_name());
         let remove = matches!(key, Key::Claim(_)).then(|| path.clone());
         let mut waited = false;
+        let mut pause = FIRST_LOOK;
         loop {
             let file = open(&path)?;
-            let file = match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => file,
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
                 Err(rustix::io::Errno::WOULDBLOCK) => {
                     waited = true;
-                    tokio::task::spawn_blocking(move || {
-                        flock(&file, FlockOperation::LockExclusive).map(|()| file)
-                    })
-                    .await
-                    .map_err(io::Error::other)??
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(LAST_LOOK);
+                    continue;
                 }
                 Err(error) => return Err(error.into()),
-            };
+            }
             // Removed by its former holder while it was waited for.
             if file.metadata()?.nlink() > 0 {
                 return Ok((LockFile { _file: file, remove }, waited));
@@ -181,7 +187,6 @@ fn open(path: &Path) -> io::Result<File> {
 mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
-    use std::time::Duration;
 
     use super::*;
 
@@ -221,6 +226,32 @@ mod tests {
         assert!(early.is_err(), "two have the claim");
         drop(held);
         assert!(waiting.await.unwrap());
+    }
+
+    /// A process that is gone but hangs in the driver keeps its files.
+    #[test]
+    fn who_stops_waiting_for_another_process_leaves_no_thread_behind() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .max_blocking_threads(1)
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let folder = tempfile::tempdir().unwrap();
+            let gpus = BTreeSet::from([PciAddress { domain: 0, bus: 1, device: 0, function: 0 }]);
+            let other = Locks::open(folder.path().to_owned()).unwrap();
+            let held = other.gpus(&gpus).await.unwrap();
+            let own = Locks::open(folder.path().to_owned()).unwrap();
+            for _ in 0..3 {
+                let late = tokio::time::timeout(Duration::from_millis(20), own.gpus(&gpus)).await;
+                assert!(late.is_err(), "two have the GPU");
+            }
+            let free =
+                tokio::time::timeout(Duration::from_secs(30), tokio::task::spawn_blocking(|| ())).await;
+            assert!(free.is_ok(), "the thread waits on");
+            drop(held);
+            own.gpus(&gpus).await.unwrap();
+        });
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

@@ -476,7 +476,7 @@ impl Inner {
         Ok(Arc::new(self.locks.claim(uid).await?))
     }
 
-    async fn lock_gpus(&self, gpus: &BTreeSet<PciAddress>) -> Result<Held, WorkError> {
+    pub(crate) async fn lock_gpus(&self, gpus: &BTreeSet<PciAddress>) -> Result<Held, WorkError> {
         Ok(self.locks.gpus(gpus).await?)
     }
 

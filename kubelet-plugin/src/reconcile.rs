@@ -160,17 +160,21 @@ impl Inner {
     /// GPUs that did not take a mode: who was in the way may be gone.
     async fn reconcile_modes(&self) {
         for gpu in self.work.refused_modes() {
-            let Ok(held) = self.locks.gpus(&BTreeSet::from([gpu])).await else { continue };
-            let work = Arc::clone(&self.work);
-            let forgiven = blocking(move || {
-                let forgiven = work.forgive_mode(gpu);
-                drop(held);
-                forgiven
-            });
-            if let Some(Err(error)) = forgiven.await {
+            if let Err(error) = within_budget(self.forgive_mode(gpu)).await {
                 warn!(%gpu, error = crate::chain(&error), "whether the GPU can take its mode is not known");
             }
         }
+    }
+
+    async fn forgive_mode(&self, gpu: PciAddress) -> Result<(), PrepareError> {
+        let held = self.lock_gpus(&BTreeSet::from([gpu])).await?;
+        let work = Arc::clone(&self.work);
+        let forgiven = blocking(move || {
+            let forgiven = work.forgive_mode(gpu);
+            drop(held);
+            forgiven
+        });
+        forgiven.await.ok_or(WorkError::Panicked)?.map_err(PrepareError::Hardware)
     }
 
     /// CDI files without an entry: one of this boot tells what was in it, for

@@ -265,7 +265,7 @@ impl Work {
         }
         self.store.write(entry)?;
         let set = |steps: Vec<_>| steps.into_iter().try_for_each(|step| self.set_mode(step));
-        lanes::run(&*self.hardware, steps, set).into_iter().collect::<Result<(), _>>()?;
+        lanes::first_grave(lanes::run(&*self.hardware, steps, set))?;
         Ok(())
     }
 
@@ -303,15 +303,14 @@ impl Work {
             }
             (steps, result)
         };
-        let mut result = Ok(());
-        for (steps, made) in lanes::run(hardware, lanes::of(to_make), make) {
-            // That it is ready is written with what follows.
-            for (index, step) in steps {
-                put(entry, index, step);
-            }
-            result = result.and(made);
+        let (steps, results): (Vec<_>, Vec<_>) =
+            lanes::run(hardware, lanes::of(to_make), make).into_iter().unzip();
+        // That they are ready is written with what follows.
+        for (index, step) in steps.into_iter().flatten() {
+            put(entry, index, step);
         }
-        Ok(result?)
+        lanes::first_grave(results)?;
+        Ok(())
     }
 
     /// Records why an entry that was answered before could not be mended.

@@ -9,6 +9,8 @@ use std::thread;
 use kerf_dra_driver::hardware::Hardware;
 use kerf_dra_driver::names::PciAddress;
 
+use crate::effects::StepError;
+
 /// Steps by GPU.
 pub(super) type Lanes<T> = BTreeMap<PciAddress, Vec<T>>;
 
@@ -35,4 +37,11 @@ pub(super) fn run<T: Send, R: Send>(
         let ended = threads.into_iter().map(thread::ScopedJoinHandle::join);
         ended.map(|result| result.unwrap_or_else(|panic| resume_unwind(panic))).collect()
     })
+}
+
+/// The error of all lanes by which to go on: of calls that may still take
+/// effect, if there is one, for what they make must not be forgotten.
+pub(super) fn first_grave(results: Vec<Result<(), StepError>>) -> Result<(), StepError> {
+    let errors = results.into_iter().filter_map(Result::err);
+    errors.reduce(|first, other| if other.is_timeout() { other } else { first }).map_or(Ok(()), Err)
 }

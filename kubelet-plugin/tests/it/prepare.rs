@@ -451,3 +451,23 @@ async fn the_last_failure_of_a_claim_is_known_until_it_is_prepared_or_unprepared
     unprepare(&plugin, "gone").await.unwrap();
     assert_eq!(failed(), []);
 }
+
+#[tokio::test]
+async fn what_may_still_be_made_on_one_gpu_is_not_forgotten_for_a_refusal_of_another() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    let devices = [("a", partition(pci(1), "1g.10gb", 4)), ("b", partition(pci(2), "1g.10gb", 4))];
+    node.claims.put(claim("c", &devices));
+    // GPU by GPU: the first refuses, the second does not answer.
+    node.machine.lock().unwrap().failures.extend([
+        ("create_gpu_instance", HardwareErrorKind::InsufficientResources),
+        ("create_gpu_instance", HardwareErrorKind::Timeout),
+    ]);
+    prepare(&plugin, "c").await.unwrap_err();
+    node.machine.lock().unwrap().make_foreign(pci(2), 19, 4, false);
+    assert!(plugin.observe().await.unwrap().foreign.is_empty());
+    plugin.reconcile_now().await;
+    assert!(node.machine.lock().unwrap().instances(pci(2)).is_empty());
+    assert!(plugin.journal().borrow().entries.is_empty());
+}
