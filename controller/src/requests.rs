@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures::Stream;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::ResourceSlice;
+use kerf_dra_driver::error::in_one_sentence;
 use kube::api::{Api, DeleteParams, PartialObjectMeta, PostParams, Preconditions, WatchEvent, WatchParams};
 
 use crate::pages::{ListError, Listed, list_within};
@@ -32,19 +33,9 @@ pub(crate) enum RequestError {
     NoUid { node: String },
 }
 
-/// An error and its causes as one sentence.
+/// An error and its causes in one sentence.
 pub fn sentence(error: &(dyn Error + 'static)) -> String {
-    let mut text = said(error);
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = said(cause);
-        // Some errors repeat their cause in their own text.
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
+    in_one_sentence(error, said)
 }
 
 /// What an error says for itself. kube prints a whole status where the API

@@ -9,6 +9,7 @@
 
 pub mod claim;
 pub mod cluster;
+pub mod error;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
 pub mod hardware;

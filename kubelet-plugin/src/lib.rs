@@ -72,18 +72,9 @@ pub use store::StoreError;
 pub use view::{JournalView, StuckMode};
 pub use work::PreparedDevice;
 
+use kerf_dra_driver::error::in_one_sentence;
+
 /// An error and its causes in one sentence.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        // Some errors repeat their cause in their own sentence.
-        if !text.contains(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-        source = cause.source();
-    }
-    text
+pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    in_one_sentence(error, ToString::to_string)
 }
