@@ -8,30 +8,29 @@
 //! It owns the [`Records`] of what was published. One is stored before its
 //! first publication.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod bearing;
+mod deciding;
+
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kerf_dra_driver::claim::ClaimName;
-use kerf_dra_driver::health::Reading;
 use kerf_dra_driver::inventory::{GpuInstance, Inventory};
 use kerf_dra_driver::journal::Entry;
 use kerf_dra_driver::layout::PackedSlice;
 use kerf_dra_driver::model::Settings;
 use kerf_dra_driver::names::{DeviceName, PciAddress, gpu_pool};
-use kerf_dra_driver::publication::{Knowledge, Publication};
-use kerf_dra_driver::published::GpuRecord;
-use kerf_dra_driver::taint::Conditions;
-use kerf_dra_driver::withdraw::{ClaimList, LIST_FRESH, Timestamp};
+use kerf_dra_driver::publication::Publication;
+use kerf_dra_driver::withdraw::{ClaimList, Timestamp};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::warn;
 
+use self::bearing::Bearing;
 use crate::claims::ClaimSourceError;
-use crate::health::NodeHealth;
 use crate::instances::Lead;
 use crate::plugin::{ObserveError, Observed, Plugin};
 use crate::records::{RecordError, Records};
@@ -94,16 +93,6 @@ enum Woken {
     Hardware,
     /// Something else did, or it is time.
     Other,
-}
-
-/// What of the journal bears on what is published: what keeps devices from
-/// being given out, and the held devices that are not just published as they
-/// are.
-#[derive(Debug, PartialEq, Eq, Default)]
-struct Bearing {
-    conditions: Conditions,
-    held: BTreeSet<DeviceName>,
-    vanished: BTreeMap<DeviceName, ClaimName>,
 }
 
 /// Why the owner cannot say what it should. It tries again by itself.
@@ -270,60 +259,6 @@ impl Owner {
         }
     }
 
-    /// What of the journal bears on what is published.
-    fn bearing(&self, view: &JournalView) -> Bearing {
-        let inventory = self.channels.inventory.borrow().clone().unwrap_or_default();
-        let is_plain = |name: &DeviceName| {
-            let record = self.publication.records().find(|record| name.gpu() == Some(record.pci));
-            record.is_some_and(|record| {
-                self.counters
-                    && record.leaving().next().is_none()
-                    && record.foreign.is_empty()
-                    && record.devices.get(name).is_some_and(|published| !published.contested)
-            })
-        };
-        Bearing {
-            conditions: conditions(
-                view,
-                &inventory,
-                self.publication.records(),
-                self.rivals.borrow().as_deref(),
-            ),
-            held: view.held().map(|(name, _)| name).filter(|name| !is_plain(name)).cloned().collect(),
-            vanished: self.vanished(view),
-        }
-    }
-
-    /// The partitions that had vanished and whose entries are still as they were.
-    fn vanished(&self, view: &JournalView) -> BTreeMap<DeviceName, ClaimName> {
-        let is_so = |entry: &Entry| view.entries.get(&entry.uid).is_some_and(|known| **known == *entry);
-        let vanished = self.vanished.iter().filter(|(_, entry)| is_so(entry));
-        vanished.map(|(device, entry)| (device.clone(), entry.claim.clone())).collect()
-    }
-
-    /// Says how what is published is, once that is known; also where what is to be
-    /// published could not be stored.
-    fn tell_health(&self) {
-        let inventory = self.channels.inventory.borrow().clone();
-        let vanished = self.vanished(&self.journal.borrow());
-        let reading = match (&self.unanswered, &inventory) {
-            (Some(reason), _) => Reading::Unanswered(reason),
-            (None, Some(inventory)) => Reading::Read { inventory, vanished: &vanished },
-            (None, None) => return,
-        };
-        if self.channels.layout.borrow().is_none() {
-            return;
-        }
-        let devices = self.publication.health(reading);
-        self.plugin.inner.health.send_if_modified(|last| {
-            let known = last.take().map(|last| last.devices).filter(|known| **known == *devices);
-            let changed = known.is_none();
-            let devices = known.unwrap_or_else(|| devices.into());
-            *last = Some(NodeHealth { read_at: self.read_at, devices });
-            changed
-        });
-    }
-
     fn settings(&self) -> &Settings {
         &self.plugin.inner.config.settings
     }
@@ -393,109 +328,6 @@ impl Owner {
         self.must_list = false;
         Ok(())
     }
-
-    /// Decides what is to be published, stores what must be stored before, and
-    /// says it. The answer is when claims have to be listed.
-    async fn decide(&mut self) -> Result<Option<Instant>, OwnerError> {
-        let stored = self.channels.stored.borrow_and_update().clone();
-        if self.counters && !stored.counters {
-            // What is published without counters leaves out all that is not
-            // held: who holds what has to be known first.
-            self.counters = false;
-            self.must_list = true;
-        }
-        let Some(rivals) = self.rivals.borrow_and_update().clone() else { return Ok(None) };
-        if self.must_list {
-            return Ok(Some(Instant::now()));
-        }
-        let is_unused = self.list.as_ref().is_none_or(|list| list.allocated.is_empty());
-        if self.publication.is_empty() && is_unused && !rivals.is_empty() {
-            // Slices of which no record is left are withdrawn.
-            let view = Arc::clone(&self.journal.borrow_and_update());
-            self.decided_on = self.bearing(&view);
-            self.channels.layout.send_if_modified(|last| {
-                let changed = last.as_ref().is_none_or(|last| !last.slices.is_empty());
-                *last = last.take().filter(|_| !changed).or_else(|| Some(Arc::default()));
-                changed
-            });
-            return Ok(None);
-        }
-        let inventory = match self.channels.inventory.borrow().clone() {
-            // Whatever was published stays, and says that it is lost.
-            _ if self.unanswered.is_some() && !self.publication.is_empty() => Arc::default(),
-            Some(inventory) => inventory,
-            None => return Ok(None),
-        };
-        let now = now();
-        if self.counters {
-            self.list.take_if(|list| now >= list.began.after(LIST_FRESH));
-        }
-        let view = Arc::clone(&self.journal.borrow_and_update());
-        let layout = self.channels.layout.borrow().clone();
-        let is_stored = match (&stored.layout, &layout) {
-            (Some(stored), Some(layout)) => Arc::ptr_eq(stored, layout),
-            _ => false,
-        };
-        let held: BTreeSet<DeviceName> = view.held().map(|(device, _)| device.clone()).collect();
-        let mut next = self.publication.next(Knowledge {
-            settings: self.settings(),
-            inventory: &inventory,
-            foreign: &self.foreign,
-            held: &held,
-            list: self.list.as_ref(),
-            conditions: &conditions(&view, &inventory, self.publication.records(), Some(&rivals)),
-            is_stored,
-            counters: self.counters,
-            now,
-        });
-        self.records.write_all(std::mem::take(&mut next.write)).await?;
-        let list_at =
-            next.list_at.map(|at| Instant::now() + Duration::from_millis(at.0.saturating_sub(now.0)));
-        let removed = next.remove.clone();
-        let slices = self.publication.take(next);
-        let slices = slices.iter().map(PackedSlice::pack).collect::<Result<Vec<_>, _>>()?;
-        self.decided_on = self.bearing(&view);
-        self.channels.layout.send_if_modified(|last| {
-            if last.as_ref().is_some_and(|last| last.slices == slices) {
-                return false;
-            }
-            info!(slices = slices.len(), "the node's layout changed");
-            *last = Some(Arc::new(NodeLayout { slices }));
-            true
-        });
-        for pci in removed {
-            // Only tidiness: a record of nothing changes nothing.
-            if let Err(error) = self.records.remove(pci).await {
-                warn!(error = crate::chain(&error), "a record stays");
-            }
-        }
-        Ok(list_at)
-    }
-}
-
-/// What the journal says that keeps devices from being given out.
-fn conditions<'a>(
-    view: &JournalView,
-    inventory: &Inventory,
-    records: impl Iterator<Item = &'a GpuRecord>,
-    rivals: Option<&[Rival]>,
-) -> Conditions {
-    let gpus: BTreeSet<PciAddress> =
-        inventory.gpus.iter().map(|gpu| gpu.pci).chain(records.map(|record| record.pci)).collect();
-    let mut conditions = Conditions {
-        quarantined: view.quarantined_among(gpus).map(|(gpu, _)| gpu).collect(),
-        rival: rivals.and_then(<[Rival]>::first).map(|rival| rival.kind.rivalry()),
-        ..Conditions::default()
-    };
-    for (gpu, stuck) in &view.stuck_modes {
-        conditions.mode_stuck.insert(*gpu, stuck.wanted);
-    }
-    for entry in view.entries.values().filter(|entry| entry.error.is_some()) {
-        conditions
-            .quarantined_devices
-            .extend(entry.allocation.iter().map(|allocated| allocated.device.clone()));
-    }
-    conditions
 }
 
 fn now() -> Timestamp {
