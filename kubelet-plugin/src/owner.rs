@@ -323,7 +323,7 @@ impl Owner {
     async fn list_claims(&mut self) -> Result<(), OwnerError> {
         let began = now();
         let (driver, pool) = (&self.settings().driver, gpu_pool(&self.settings().node));
-        let allocated = self.plugin.inner.claims.allocated(driver, &pool).await?;
+        let allocated = self.plugin.inner.claims.source.allocated(driver, &pool).await?;
         self.list = Some(ClaimList { began, allocated });
         self.must_list = false;
         Ok(())

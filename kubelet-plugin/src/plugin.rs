@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kerf_dra_driver::claim::{Claim, ClaimError, ClaimName};
+use kerf_dra_driver::claim::{Claim, ClaimError, ClaimName, ClaimObject};
 use kerf_dra_driver::hardware::Hardware;
 use kerf_dra_driver::inventory::Inventory;
 use kerf_dra_driver::journal::{BootId, GpusInName};
@@ -30,7 +30,7 @@ use tracing::{info, warn};
 
 pub use self::observe::{ObserveError, Observed};
 use crate::cdi::{self, ExtraMount};
-use crate::claims::ClaimSource;
+use crate::claims::{ClaimSource, Claims};
 use crate::disk::{Disk, Files, HostFiles};
 use crate::errors::{PrepareError, UndoError, WorkError};
 use crate::failures::Failures;
@@ -117,7 +117,7 @@ pub struct Plugin {
 pub(crate) struct Inner {
     pub(crate) config: PluginConfig,
     pub(crate) disk: Disk,
-    pub(crate) claims: Arc<dyn ClaimSource>,
+    pub(crate) claims: Claims,
     pub(crate) inventory: watch::Receiver<Option<Arc<Inventory>>>,
     pub(crate) locks: Locks,
     pub(crate) work: Arc<Work>,
@@ -174,7 +174,7 @@ impl Plugin {
             inner: Arc::new(Inner {
                 config,
                 disk,
-                claims,
+                claims: Claims::of(claims),
                 inventory,
                 locks,
                 work: Arc::new(work),
@@ -297,14 +297,15 @@ impl Inner {
     async fn prepare(&self, request: &ClaimRequest) -> Result<Vec<PreparedDevice>, PrepareError> {
         let uid: ClaimUid = request.uid.parse()?;
         let own = self.lock_claim(&uid).await?;
-        let mut claim = self.resolve(request, &uid).await?;
+        let (namespace, name) = (&request.namespace, &request.name);
+        let mut claim = self.resolve(self.claims.get(namespace, name).await?, &uid)?;
         let mut wanted = claim.gpus();
         wanted.extend(self.known_gpus(&uid));
         let mut again = false;
         loop {
             let gpus = self.lock_gpus(&wanted).await?;
             if gpus.waited || again {
-                claim = self.resolve(request, &uid).await?;
+                claim = self.resolve(self.claims.get_now(namespace, name).await?, &uid)?;
                 let now = claim.gpus();
                 if !now.is_subset(&wanted) {
                     wanted.extend(now);
@@ -324,8 +325,8 @@ impl Inner {
         }
     }
 
-    async fn resolve(&self, request: &ClaimRequest, uid: &ClaimUid) -> Result<Claim, PrepareError> {
-        let object = self.claims.get(&request.namespace, &request.name).await?.ok_or(ClaimError::NotFound)?;
+    fn resolve(&self, object: Option<ClaimObject>, uid: &ClaimUid) -> Result<Claim, PrepareError> {
+        let object = object.ok_or(ClaimError::NotFound)?;
         Ok(Claim::resolve(&object, uid, &self.config.settings.driver, &self.config.pool)?)
     }
 

@@ -15,23 +15,18 @@ use kerf_kubelet_plugin::{ClaimSource, ClaimSourceError};
 use kube::api::{GetParams, Request};
 use kube::core::response::reason;
 use kube::{Client, Error, Resource};
-use tokio::sync::Semaphore;
 
 /// The limit of one read. The kubelet asks again.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Reads at once. After a restart a kubelet asks for all its claims together.
-const AT_ONCE: usize = 8;
-
 /// Claims of an API server.
 pub(crate) struct ApiClaims {
     client: Client,
-    reads: Semaphore,
 }
 
 impl ApiClaims {
     pub(crate) fn new(client: Client) -> Self {
-        Self { client, reads: Semaphore::new(AT_ONCE) }
+        Self { client }
     }
 }
 
@@ -46,8 +41,6 @@ type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, ClaimSourceError>> + 
 impl ClaimSource for ApiClaims {
     fn get<'a>(&'a self, namespace: &'a str, name: &'a str) -> Answer<'a, Option<ClaimObject>> {
         Box::pin(async move {
-            // It is never closed.
-            let _read = self.reads.acquire().await;
             let claims = Request::new(ResourceClaim::url_path(&(), Some(namespace)));
             let request = claims.get(name, &GetParams::default()).map_err(|error| {
                 ClaimSourceError::new("the claim's name could not be one").caused_by(error)

@@ -279,3 +279,34 @@ async fn behind_a_gpu_that_hangs_every_call_is_answered_in_time_and_the_next_one
     assert_eq!(node.machine.lock().unwrap().changes.len(), 2 * names.len());
     assert_eq!(busy.traffic.0.lock().unwrap().trampled, BTreeSet::new());
 }
+
+#[tokio::test]
+async fn who_has_a_gpu_reads_its_claim_while_those_without_wait_for_the_api() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root, MigMode::Enabled);
+    let (busy, plugin) = Busy::start(&node);
+    let asked = || node.claims.questions.load(Ordering::SeqCst);
+    let start = |name: String| {
+        let plugin = plugin.clone();
+        tokio::spawn(async move { prepare(&plugin, &name).await })
+    };
+    for (name, start) in [("first", 0), ("second", 1)] {
+        node.claims.put(claim(name, &[("gpu", partition(pci(0), "1g.10gb", start))]));
+    }
+    busy.change(|traffic| traffic.shut.extend([pci(0)]));
+    let first = start("first".to_owned());
+    busy.wait_for(|traffic| traffic.inside.contains(&pci(0))).await;
+    let second = start("second".to_owned());
+    busy.wait_for(|_| asked() == 2).await;
+    let strangers: Vec<String> = (0..40).map(|number| format!("stranger-{number}")).collect();
+    node.claims.silent.lock().unwrap().extend(strangers.iter().cloned());
+    for stranger in strangers {
+        start(stranger);
+    }
+    busy.wait_for(|_| asked() >= 2 + 8).await;
+    busy.change(|traffic| traffic.shut.clear());
+    first.await.unwrap().unwrap();
+    second.await.unwrap().unwrap();
+    // It had waited, so it was read once more; of the strangers, eight at once are.
+    assert_eq!(asked(), 2 + 8 + 1);
+}
