@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use kerf_dra_driver::status::NodeStatus;
 
 use crate::arguments::{KubeletArguments, StatusArguments};
@@ -44,6 +44,10 @@ pub(crate) fn ask(kubelet: &KubeletArguments) -> Result<String> {
     stream.set_read_timeout(Some(Duration::from_secs(10))).context("cannot set a read timeout")?;
     let mut text = String::new();
     stream.take(LIMIT_BYTES).read_to_string(&mut text).context("the answer could not be read")?;
+    ensure!(
+        !text.is_empty(),
+        "`kerf node` could not tell its status; the log of its pod on this node says why"
+    );
     Ok(text)
 }
 

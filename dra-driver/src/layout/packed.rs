@@ -21,6 +21,12 @@ impl PackedSlice {
         Ok(Self { pool: slice.pool.name.as_str().into(), text: serde_json::to_string(slice)?.into() })
     }
 
+    /// One that cannot be read again.
+    #[cfg(any(test, feature = "fixtures"))]
+    pub fn torn(pool: &str) -> Self {
+        Self { pool: pool.into(), text: "{".into() }
+    }
+
     /// The name of the pool it is of.
     pub fn pool(&self) -> &str {
         &self.pool

@@ -16,6 +16,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
+use tracing::warn;
 
 use super::report::Report;
 
@@ -75,7 +76,11 @@ impl Counted {
     /// asks no hardware.
     fn devices(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let inventory = self.report.inventory.borrow().clone().unwrap_or_default();
-        let devices = self.report.devices();
+        let devices = self.report.devices().map_err(|error| {
+            // The page can only be given up, without a word.
+            warn!(%error, "what is published cannot be counted");
+            fmt::Error
+        })?;
         let gpus = self.report.gpus(&inventory, &devices);
         family(encoder, "gpus", "GPUs of the node, each in one state", "state", &by_state(&gpus))?;
         family(encoder, "published_devices", "Devices published, by type", "type", &by_type(&devices))?;

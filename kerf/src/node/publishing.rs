@@ -214,7 +214,12 @@ impl Publishing {
         let report = Arc::clone(&self.report);
         let answer = move || -> status_socket::Answer {
             let report = Arc::clone(&report);
-            Box::pin(async move { report.json().await })
+            Box::pin(async move {
+                report.json().await.unwrap_or_else(|error| {
+                    warn!(%error, "the node's status cannot be written down");
+                    Vec::new()
+                })
+            })
         };
         let mut tasks = JoinSet::new();
         tasks.spawn(bridge.run(outlets.published.clone(), term.clone()));

@@ -32,7 +32,10 @@ pub(crate) struct Report {
 
 impl Report {
     /// The status now: the owner's inventory is as old as the last event.
-    pub(crate) async fn json(&self) -> Vec<u8> {
+    ///
+    /// # Errors
+    /// As [`Self::devices`].
+    pub(crate) async fn json(&self) -> Result<Vec<u8>, serde_json::Error> {
         let inventory = match tokio::time::timeout(FRESH, self.plugin.observe()).await {
             Ok(Ok(observed)) => Some(observed.inventory),
             _ => self.inventory.borrow().clone(),
@@ -54,10 +57,10 @@ impl Report {
             missing: self.missing.borrow().clone(),
             publication: Publication { pool: gpu_pool(&self.settings.node), generation, slices },
             absent_profiles: self.settings.mig_profiles.absent(&inventory),
-            gpus: self.gpus(&inventory, &self.devices()),
+            gpus: self.gpus(&inventory, &self.devices()?),
             unprepared: status::unprepared(&entries, self.plugin.boot_id(), &failed),
         };
-        serde_json::to_vec(&status).unwrap_or_default()
+        serde_json::to_vec(&status)
     }
 
     /// The GPUs of an inventory, and those that are published and not in it.
@@ -74,15 +77,16 @@ impl Report {
     }
 
     /// The devices that are to be published.
-    pub(crate) fn devices(&self) -> Vec<Device> {
+    ///
+    /// # Errors
+    /// None that is known; see `PackedSlice::unpack`.
+    pub(crate) fn devices(&self) -> Result<Vec<Device>, serde_json::Error> {
         let layout = self.layout.borrow().clone();
-        layout
-            .iter()
-            .flat_map(|layout| &layout.slices)
-            // What was packed can be unpacked.
-            .filter_map(|slice| slice.unpack().ok())
-            .flat_map(|slice| slice.devices.into_iter().flatten())
-            .collect()
+        let mut devices = Vec::new();
+        for slice in layout.iter().flat_map(|layout| &layout.slices) {
+            devices.extend(slice.unpack()?.devices.into_iter().flatten());
+        }
+        Ok(devices)
     }
 }
 

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use kerf_controller::PublishStatus;
+use kerf_controller::{DesiredPools, PublishStatus};
 use kerf_dra_driver::fixtures::{Model, gpu, inventory, pci, settings};
-use kerf_dra_driver::layout::layout;
+use kerf_dra_driver::layout::{PackedSlice, layout};
 use kerf_dra_driver::model::GpuModel;
 use kerf_dra_driver::published::merge;
 use kerf_dra_driver::status;
 use kerf_dra_driver::taint::Conditions;
+use kerf_kubelet_plugin::NodeLayout;
 use kerf_kubelet_plugin::testing::{Fuse, Node};
 use tokio::sync::watch;
 
@@ -43,27 +44,41 @@ fn gpus_devices_and_taints_are_counted_and_what_there_is_none_of_is_zero() {
     );
 }
 
-/// What a scrape of a node with one GPU answers.
-fn scrape() -> String {
+/// A node with one GPU and these slices.
+fn report(slices: Vec<PackedSlice>) -> Arc<Report> {
     let root = tempfile::tempdir().expect("a folder");
     let node = Node::new(root.path(), Vec::new()).expect("a node");
     let known = inventory([gpu(Model::H100, "0000:17:00.0")]);
-    let report = Report {
+    Arc::new(Report {
         settings: settings(),
         plugin: node.plugin(&Fuse::none()).expect("a plugin"),
         inventory: watch::Sender::new(Some(Arc::new(known))).subscribe(),
-        layout: watch::Sender::new(None).subscribe(),
+        layout: watch::Sender::new(Some(Arc::new(NodeLayout { slices }))).subscribe(),
         published: watch::Sender::new(PublishStatus::default()).subscribe(),
         missing: watch::Sender::new(Vec::new()).subscribe(),
-    };
+    })
+}
+
+/// What a scrape answers.
+fn scrape(report: Arc<Report>) -> Result<String, fmt::Error> {
     let mut text = String::new();
-    prometheus_client::encoding::text::encode(&mut text, &registry(Arc::new(report))).expect("encodes");
-    text
+    prometheus_client::encoding::text::encode(&mut text, &registry(report))?;
+    Ok(text)
+}
+
+#[tokio::test]
+async fn a_slice_that_cannot_be_read_again_is_passed_over_by_nobody() {
+    let slices = vec![PackedSlice::torn("node/gpu")];
+    let pools: DesiredPools = slices.iter().cloned().collect();
+    pools.pools().first().expect("a pool").slices().expect_err("nothing is published");
+    let report = report(slices);
+    scrape(Arc::clone(&report)).expect_err("nothing is counted");
+    report.json().await.expect_err("nothing is told");
 }
 
 #[test]
 fn the_page_names_every_metric_and_no_other() {
-    let text = scrape();
+    let text = scrape(report(Vec::new())).expect("a page");
     assert!(text.contains("kerf_gpus{state=\"present\"} 1\n"), "{text}");
     assert!(text.contains("kerf_tainted_devices{taint=\"gpu.nvidia.com/lost\"} 0\n"), "{text}");
     // A counter's samples have a suffix that its type line has not.
