@@ -12,5 +12,4 @@ mod every_model;
 mod in_use;
 mod random_claims;
 mod real_server;
-mod scheduler;
 mod upgrade;

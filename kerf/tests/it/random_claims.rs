@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher as _, RandomState};
 
 use k8s_openapi::api::resource::v1::ResourceSliceSpec;
+use kerf_dra_driver::fixtures::allocator::{left, offers};
 use kerf_dra_driver::inventory::Inventory;
 use kerf_dra_driver::names::{DeviceName, ProfileName};
 use kerf_dra_driver::plan::find_placement;
@@ -26,7 +27,6 @@ use proptest::sample::Index;
 use proptest::test_runner::RngSeed;
 
 use crate::emulated::Emulated;
-use crate::scheduler::Scheduler;
 
 /// A GPU: which model, and whether it starts with MIG on where it has MIG.
 type Slot = (Index, bool);
@@ -136,7 +136,6 @@ struct Life {
     plugin: Option<Plugin>,
     publication: Publication,
     slices: Vec<ResourceSliceSpec>,
-    scheduler: Scheduler,
     claims: BTreeMap<String, Vec<DeviceName>>,
     made: usize,
 }
@@ -152,21 +151,11 @@ async fn live(slots: &[Slot], foreign: &[Foreign], events: &[Event]) -> Result<(
     let plugin = machine.plugin().await;
     let mut publication = Publication::default();
     let slices = machine.publish(&plugin, &mut publication, &Conditions::default()).await;
-    let scheduler = Scheduler::of(&slices);
     let foreign = machine.instances();
     let claims = BTreeMap::new();
     let inventory = machine.inventory();
-    let mut life = Life {
-        machine,
-        inventory,
-        foreign,
-        plugin: Some(plugin),
-        publication,
-        slices,
-        scheduler,
-        claims,
-        made: 0,
-    };
+    let mut life =
+        Life { machine, inventory, foreign, plugin: Some(plugin), publication, slices, claims, made: 0 };
     for event in events {
         life.meet(event).await.map_err(|error| format!("{event:?}: {error}"))?;
         life.check().await;
@@ -254,7 +243,10 @@ impl Life {
             let mut devices = Vec::new();
             for (kind, which) in choices {
                 let mut kinds: BTreeMap<_, Vec<DeviceName>> = BTreeMap::new();
-                for device in self.scheduler.free(&given) {
+                let allocated = given.iter().map(DeviceName::as_str).collect();
+                assert!(left(&self.slices, &allocated).values().all(|left| *left >= 0), "{given:?}");
+                for device in offers(&self.slices, &allocated) {
+                    let device = DeviceName::parse(&device.name).unwrap();
                     kinds.entry(self.kind(&device)).or_default().push(device);
                 }
                 if let Some(free) = kinds.values().nth(kind.index(kinds.len().max(1))) {
