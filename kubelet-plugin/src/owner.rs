@@ -118,6 +118,34 @@ pub enum OwnerError {
     Slice(#[from] serde_json::Error),
 }
 
+/// One kind of thing that is tried until it works.
+#[derive(Debug, Default)]
+struct Attempts {
+    /// What went wrong the last time. It stays said until it works.
+    trouble: Option<OwnerError>,
+    failures: u32,
+    /// What wakes the owner meanwhile makes it no later.
+    again_at: Option<Instant>,
+}
+
+impl Attempts {
+    /// Notes how one went. Of one that failed the answer is when to try again.
+    fn note<T>(&mut self, result: Result<T, OwnerError>) -> Result<T, Instant> {
+        match result {
+            Ok(done) => {
+                *self = Self::default();
+                Ok(done)
+            }
+            Err(error) => {
+                self.failures += 1;
+                let again = Instant::now() + retry_after(self.failures);
+                (self.trouble, self.again_at) = (Some(error), Some(again));
+                Err(again)
+            }
+        }
+    }
+}
+
 /// The owner task.
 #[derive(Debug)]
 pub struct Owner {
@@ -196,40 +224,32 @@ impl Owner {
     }
 
     async fn keep_true(&mut self) {
-        let mut failures = 0;
         let mut read_at = Instant::now();
         let mut list_at = self.must_list.then_some(read_at);
-        // What failed stays said until it succeeds, whatever wakes meanwhile.
-        let (mut reading, mut listing) = (None, None);
+        let [mut reading, mut listing, mut deciding] = [(); 3].map(|()| Attempts::default());
         loop {
             if read_at <= Instant::now() {
-                let read = self.read().await;
-                let pause = read.as_ref().map_or_else(|_| retry_after(failures), |pause| jittered(*pause));
-                read_at = Instant::now() + pause;
-                reading = read.err();
+                let read = reading.note(self.read().await);
+                read_at = read.map_or_else(|again| again, |pause| Instant::now() + jittered(pause));
             }
             if list_at.is_some_and(|at| at <= Instant::now()) {
-                listing = self.list_claims().await.err();
+                // When it is made anew stands below.
+                let _ = listing.note(self.list_claims().await);
             }
-            let decided = self.decide().await;
+            let decided = deciding.note(self.decide().await);
             self.tell_health();
-            list_at = decided.as_ref().map_or(list_at, |at| *at);
-            listing = listing.filter(|_| list_at.is_some());
-            let decided = decided.err();
-            let troubles: Vec<String> = [&reading, &listing, &decided]
-                .into_iter()
-                .flatten()
-                .map(|error| crate::chain(error))
-                .collect();
-            let retry_at = (!troubles.is_empty()).then(|| Instant::now() + retry_after(failures));
-            failures = if troubles.is_empty() { 0 } else { failures + 1 };
+            list_at = decided.unwrap_or(list_at);
+            if list_at.is_none() {
+                listing = Attempts::default();
+            }
+            let failed = [&reading, &listing, &deciding];
+            let troubles = failed.into_iter().filter_map(|attempts| attempts.trouble.as_ref());
             let rivals = self.rivals.borrow().clone();
             let rivals = rivals.iter().flat_map(|rivals| rivals.iter()).map(ToString::to_string);
-            self.report(&troubles.into_iter().chain(rivals).collect::<Vec<_>>());
-            // What failed is not tried again before its pause is over.
-            list_at = list_at.map(|at| retry_at.map_or(at, |retry_at| at.max(retry_at)));
-            let wake = [Some(read_at), list_at, retry_at].into_iter().flatten().min();
-            let Some(reason) = self.woken(wake.unwrap_or(read_at)).await else { return };
+            self.report(&troubles.map(|error| crate::chain(error)).chain(rivals).collect::<Vec<_>>());
+            list_at = list_at.max(listing.again_at.filter(|_| list_at.is_some()));
+            let wake = [list_at, deciding.again_at].into_iter().flatten().fold(read_at, Instant::min);
+            let Some(reason) = self.woken(wake).await else { return };
             if reason == Woken::Hardware {
                 sleep(SETTLE_EVENTS).await;
                 self.hardware_changed.mark_unchanged();
@@ -301,7 +321,10 @@ impl Owner {
                     }
                 }
                 self.foreign = observed.foreign;
-                self.vanished = observed.vanished;
+                // What cannot be told now is as it was.
+                self.vanished
+                    .retain(|device, _| device.gpu().is_some_and(|gpu| observed.undecided.contains(&gpu)));
+                self.vanished.extend(observed.vanished);
                 self.unanswered = None;
                 self.read_at = Some(Instant::now());
                 self.channels.inventory.send_if_modified(|last| {
@@ -310,7 +333,7 @@ impl Owner {
                     changed
                 });
                 // A GPU that comes back does not say so.
-                Ok(if unreadable.is_empty() && !observed.uncertain { REREAD } else { LAST_RETRY })
+                Ok(if unreadable.is_empty() && observed.undecided.is_empty() { REREAD } else { LAST_RETRY })
             }
             Err(error) => {
                 self.unanswered = Some(crate::chain(&error));

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::join_all;
 use kerf_dra_driver::health;
 use kerf_dra_driver::inventory::{GpuInstance, Inventory};
 use kerf_dra_driver::journal::Entry;
@@ -27,8 +28,9 @@ pub struct Observed {
     /// The prepared entries of which partitions are not there any more, with their
     /// devices.
     pub vanished: BTreeMap<DeviceName, Entry>,
-    /// Whether some of them may be ours after all: look again soon.
-    pub uncertain: bool,
+    /// The GPUs that could not be compared with the journal: what is foreign there
+    /// may be ours after all, and what vanished is not known. Look again soon.
+    pub undecided: BTreeSet<PciAddress>,
 }
 
 /// Why hardware and journal could not be read together.
@@ -66,9 +68,7 @@ impl Plugin {
         let inventory = blocking(move || work.hardware.inventory()).await.ok_or(ObserveError::Panicked)??;
         let after = self.journal().borrow().clone();
         let boot = self.boot_id();
-        let (mut foreign, mut vanished) = (BTreeMap::new(), BTreeMap::new());
-        let mut uncertain = false;
-        for gpu in &inventory.gpus {
+        let compared = inventory.gpus.iter().filter_map(|gpu| {
             let is_unknown = |instance: &&GpuInstance| {
                 before.owner(boot, gpu.pci, instance).is_none()
                     && after.owner(boot, gpu.pci, instance).is_none()
@@ -78,10 +78,17 @@ impl Plugin {
             let is_whole =
                 |entry: &Arc<Entry>| health::vanished(entry, boot, gpu.pci, instances).next().is_none();
             if suspects.is_empty() && after.entries.values().all(is_whole) {
-                continue;
+                return None;
             }
-            let decided = tokio::time::timeout(FOREIGN_BUDGET, self.inner.compare(gpu.pci)).await;
-            let found = match decided.unwrap_or(Err(ObserveError::Busy)) {
+            let compare = tokio::time::timeout(FOREIGN_BUDGET, self.inner.compare(gpu.pci));
+            Some(async move { (gpu.pci, suspects, compare.await.unwrap_or(Err(ObserveError::Busy))) })
+        });
+        // At once: a burst on several GPUs must not look like a driver that hangs.
+        let compared = join_all(compared).await;
+        let (mut foreign, mut vanished) = (BTreeMap::new(), BTreeMap::new());
+        let mut undecided = BTreeSet::new();
+        for (gpu, suspects, decided) in compared {
+            let found = match decided {
                 Ok((found, missing)) => {
                     vanished.extend(missing);
                     found
@@ -91,16 +98,16 @@ impl Plugin {
                     // a foreign instance may be in use: nothing beside it is
                     // given out.
                     let error = crate::chain(&error);
-                    warn!(gpu = %gpu.pci, error, "a GPU cannot be compared with the journal; instances that no entry made count as foreign for now");
-                    uncertain = true;
+                    warn!(%gpu, error, "a GPU cannot be compared with the journal; instances that no entry made count as foreign for now");
+                    undecided.insert(gpu);
                     suspects
                 }
             };
             if !found.is_empty() {
-                foreign.insert(gpu.pci, found);
+                foreign.insert(gpu, found);
             }
         }
-        Ok(Observed { inventory: Arc::new(inventory), foreign, vanished, uncertain })
+        Ok(Observed { inventory: Arc::new(inventory), foreign, vanished, undecided })
     }
 }
 

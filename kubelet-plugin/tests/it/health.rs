@@ -124,6 +124,34 @@ async fn the_kubelet_is_told_of_all_devices_and_of_every_change_in_either_versio
 }
 
 #[tokio::test]
+async fn a_partition_that_is_gone_is_unhealthy_also_when_its_gpu_cannot_be_looked_at_again() {
+    let root = tempfile::tempdir().unwrap();
+    let held = partition(pci(1), "1g.10gb", 4);
+    let owner = Running::on(node(&root)).await;
+    owner.node.claims.put(claim("mig", &[("r", held.clone())]));
+    prepare(&owner.plugin, "mig").await.unwrap();
+    owner.plugin.listen(owner.cancel.clone()).unwrap();
+    let served = serve(&root, owner.plugin.clone());
+    let mut stream = open(&served).await;
+    assert_eq!(faults(&next(&mut stream).await), BTreeMap::new());
+    by_hand(&owner.node, |machine| {
+        machine.inventory.gpus[0].mig.as_mut().unwrap().instances.clear();
+    });
+    assert!(faults(&next(&mut stream).await).contains_key(held.as_str()));
+    // The other is lost so that something is said.
+    by_hand(&owner.node, |machine| {
+        machine.failures.push_back(("gpu_instances", HardwareErrorKind::System));
+        machine.inventory.gpus.retain(|gpu| gpu.pci != pci(3));
+    });
+    let both = faults(&next(&mut stream).await);
+    assert!(both.contains_key(held.as_str()) && both.contains_key(whole(3).as_str()), "{both:?}");
+    served.cancel.cancel();
+    owner.cancel.cancel();
+    served.task.await.unwrap();
+    owner.task.await.unwrap();
+}
+
+#[tokio::test]
 async fn nothing_is_known_while_the_driver_does_not_answer_nor_of_a_gpu_that_does_not() {
     let root = tempfile::tempdir().unwrap();
     let owner = Running::on(node(&root)).await;

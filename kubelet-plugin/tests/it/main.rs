@@ -9,6 +9,7 @@ mod health;
 mod in_the_way;
 mod instances;
 mod outputs;
+mod owner;
 mod prepare;
 mod reconcile;
 mod rivals;

@@ -65,14 +65,14 @@ impl PodResourcesLister for Kubelet {
 pub(super) struct Running {
     pub(super) plugin: Plugin,
     pub(super) node: Node,
-    layout: watch::Receiver<Option<Arc<NodeLayout>>>,
-    trouble: watch::Receiver<Option<String>>,
+    pub(super) layout: watch::Receiver<Option<Arc<NodeLayout>>>,
+    pub(super) trouble: watch::Receiver<Option<String>>,
     inventory: watch::Receiver<Option<Arc<Inventory>>>,
     rivals: watch::Receiver<Option<Arc<[Rival]>>>,
     pub(super) cancel: CancellationToken,
     pub(super) task: tokio::task::JoinHandle<()>,
     /// What it has the other end of.
-    stored: watch::Sender<Stored>,
+    pub(super) stored: watch::Sender<Stored>,
 }
 
 impl Running {
