@@ -187,8 +187,9 @@ impl Store {
         for (name, file) in &view.quarantined {
             let Ok(Some(content)) = self.disk.read(&self.quarantine.join(name)) else { continue };
             let Ok(entry) = decode(&content, name, file) else { continue };
-            let is_locked = uid == Some(&file.uid) || entry.gpus().is_subset(gpus);
-            if is_locked && !view.entries.contains_key(&file.uid) {
+            // As one is put there: whoever works on its claim has all its GPUs.
+            let is_of_gpus = matches!(file.gpus, GpusInName::These(_)) && !entry.gpus().is_disjoint(gpus);
+            if (uid == Some(&file.uid) || is_of_gpus) && !view.entries.contains_key(&file.uid) {
                 let failed = |source| self.failed("written", source);
                 self.disk.move_to(&self.quarantine, name, &self.claims).map_err(failed)?;
                 self.disk.sync(&self.claims).map_err(failed)?;
