@@ -279,7 +279,10 @@ impl Hardware for ModelHardware {
     }
 
     fn gpu_instances(&self, gpu: PciAddress) -> Result<Vec<GpuInstance>, HardwareError> {
-        self.read(|machine| machine.mig(gpu).map(|mig| mig.instances.clone()))
+        self.read(|machine| {
+            let failure = machine.failure("gpu_instances");
+            failure.map_or_else(|| machine.mig(gpu).map(|mig| mig.instances.clone()), Err)
+        })
     }
 
     fn create_gpu_instance(
