@@ -11,8 +11,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
-use futures::future::{join_all, try_join_all};
+use anyhow::{Context as _, Result, bail, ensure};
+use futures::future::try_join_all;
 use futures::stream::{FuturesUnordered, StreamExt as _};
 use k8s_openapi::api::resource::v1::ResourceSliceSpec;
 use kerf_dra_driver::fixtures::allocator::offers;
@@ -28,6 +28,8 @@ const PARTITIONS: usize = 200;
 const LIMIT: Duration = Duration::from_secs(45);
 /// After a call that failed.
 const PAUSE: Duration = Duration::from_secs(1);
+/// More than any claim needs that is ever served.
+const MOST_CALLS: usize = 30;
 /// What a partition costs the driver.
 const CREATE: (&str, Duration) = ("nvmlGpuInstanceCreateComputeInstance", Duration::from_millis(300));
 const DESTROY: (&str, Duration) = ("nvmlGpuInstanceDestroy", Duration::from_secs(1));
@@ -175,9 +177,9 @@ async fn apart(
         }
         ensure!(!burst.is_empty(), "nothing is free");
         let calls = burst.iter().map(|(claim, _)| until_prepared(plugin, claim));
-        join_all(calls).await.into_iter().for_each(|calls| tally.add(calls, true));
+        try_join_all(calls).await?.into_iter().for_each(|calls| tally.add(calls, true));
         let calls = burst.iter().map(|(claim, _)| until_unprepared(plugin, claim));
-        join_all(calls).await.into_iter().for_each(|calls| tally.add(calls, false));
+        try_join_all(calls).await?.into_iter().for_each(|calls| tally.add(calls, false));
         try_join_all(burst.iter().map(|(claim, _)| claims.delete(claim))).await?;
         for (_, devices) in &burst {
             allocator.give_back(devices);
@@ -202,8 +204,8 @@ async fn flowing(
             tally.count(&devices);
             lives.push(async move {
                 let claim = claims.allocate(&devices).await?;
-                let prepared = until_prepared(plugin, &claim).await;
-                let unprepared = until_unprepared(plugin, &claim).await;
+                let prepared = until_prepared(plugin, &claim).await?;
+                let unprepared = until_unprepared(plugin, &claim).await?;
                 claims.delete(&claim).await?;
                 anyhow::Ok((devices, prepared, unprepared))
             });
@@ -218,7 +220,7 @@ async fn flowing(
     Ok(())
 }
 
-async fn until_prepared(plugin: &Plugin, claim: &Allocated) -> Calls {
+async fn until_prepared(plugin: &Plugin, claim: &Allocated) -> Result<Calls> {
     until_done(|| {
         let mut plugin = plugin.clone();
         async move { plugin.prepare(claim).await }
@@ -226,7 +228,7 @@ async fn until_prepared(plugin: &Plugin, claim: &Allocated) -> Calls {
     .await
 }
 
-async fn until_unprepared(plugin: &Plugin, claim: &Allocated) -> Calls {
+async fn until_unprepared(plugin: &Plugin, claim: &Allocated) -> Result<Calls> {
     until_done(|| {
         let mut plugin = plugin.clone();
         async move { plugin.unprepare(claim).await }
@@ -235,19 +237,20 @@ async fn until_unprepared(plugin: &Plugin, claim: &Allocated) -> Calls {
 }
 
 /// Calls as the kubelet does: with its limit, and again after a failure.
-async fn until_done<F: Future<Output = Result<Duration>>>(call: impl Fn() -> F) -> Calls {
+async fn until_done<F: Future<Output = Result<Duration>>>(call: impl Fn() -> F) -> Result<Calls> {
     let mut calls = Calls::default();
-    loop {
+    for _ in 0..MOST_CALLS {
         let started = Instant::now();
         let answer = timeout(LIMIT, call()).await;
         calls.times.push(started.elapsed());
         match answer {
-            Ok(Ok(_)) => return calls,
+            Ok(Ok(_)) => return Ok(calls),
             Ok(Err(error)) => eprintln!("{error:#}"),
             Err(_) => calls.late += 1,
         }
         tokio::time::sleep(PAUSE).await;
     }
+    bail!("a claim was not served by {MOST_CALLS} calls")
 }
 
 impl Tally {
