@@ -94,7 +94,11 @@ async fn status(context: &mut Context) -> Result<()> {
     let claim = context.claim(0).await?;
     context.trouble(Fault::Answer(Requests::StatusWrites, 403, "Forbidden", u32::MAX))?;
     plugin.prepare(&claim).await?;
-    plugin.unprepare(&claim).await
+    plugin.unprepare(&claim).await?;
+    if context.met() == 0 {
+        bail!(NotApplicable("the driver wrote no status of the claim".to_owned()));
+    }
+    Ok(())
 }
 
 /// Publishes anew, on an API server whose gates are off, until `holds`.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow, bail};
 use futures::future::{Either, select};
 
-use crate::check::checks;
+use crate::check::{NotApplicable, checks};
 use crate::context::{Context, FIRST};
 use crate::kubelet::{self, said};
 
@@ -49,8 +49,11 @@ async fn prepared_later(context: &mut Context) -> Result<()> {
     let plugin = context.plugin().await?;
     let claim = context.claim(0).await?;
     context.hang(true).await?;
-    let _ = tokio::time::timeout(GIVEN_UP, plugin.prepare(&claim)).await;
+    let served = tokio::time::timeout(GIVEN_UP, plugin.prepare(&claim)).await;
     context.hang(false).await?;
+    if let Ok(Ok(_)) = served {
+        bail!(NotApplicable("the claim was prepared while the devices did not answer".to_owned()));
+    }
     context.retried(async || plugin.prepare(&claim).await.map(drop)).await.context("once they answered")
 }
 
@@ -59,8 +62,11 @@ async fn unprepared_later(context: &mut Context) -> Result<()> {
     let claim = context.claim(0).await?;
     plugin.prepare(&claim).await?;
     context.hang(true).await?;
-    let _ = tokio::time::timeout(GIVEN_UP, plugin.unprepare(&claim)).await;
+    let served = tokio::time::timeout(GIVEN_UP, plugin.unprepare(&claim)).await;
     context.hang(false).await?;
+    if let Ok(Ok(())) = served {
+        bail!(NotApplicable("the claim was unprepared while the devices did not answer".to_owned()));
+    }
     context.retried(async || plugin.unprepare(&claim).await).await.context("once they answered")?;
     context.require_free(&claim).await
 }

@@ -1,10 +1,10 @@
 //! An API server that does not answer for a while.
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use futures::future::{Either, select};
 
 use super::slices::same_devices;
-use crate::check::checks;
+use crate::check::{NotApplicable, checks};
 use crate::context::{Context, FIRST};
 use crate::fault::{Fault, Requests};
 use crate::profile::seconds;
@@ -84,8 +84,9 @@ async fn one_claim(context: &mut Context) -> Result<()> {
     };
     match select(Box::pin(others), Box::pin(plugin.prepare(&held))).await {
         Either::Left((served, _)) => served.context("the other claim")?,
-        // It had it from before.
-        Either::Right((Ok(_), _)) => return Ok(()),
+        Either::Right((Ok(_), _)) => {
+            bail!(NotApplicable("the claim was not read: the driver had it from before".to_owned()))
+        }
         Either::Right((Err(error), _)) => {
             return Err(
                 error.context("the claim that cannot be read was given up before the other was served")

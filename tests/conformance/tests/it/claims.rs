@@ -72,7 +72,7 @@ impl Instance {
     /// What the devices do. What has hung once hangs for ever in a wrong driver.
     async fn work(&self, for_ever: Defect) -> Result<()> {
         tokio::time::sleep(WORK).await;
-        while self.does_hang() {
+        while self.does_hang() && !self.has(Defect::AsksNoDevices) {
             if self.has(for_ever) {
                 self.memory.lock().unwrap().has_hung = true;
             }
@@ -271,10 +271,11 @@ impl Instance {
         if is_slow && allocated.iter().any(|one| one.device == "device-0") {
             tokio::time::sleep(SLOW).await;
         }
+        let claims: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &claim.namespace);
+        let nothing = json!({"status": {"devices": []}});
+        let told = claims.patch_status(&claim.name, &PatchParams::default(), &Patch::Merge(&nothing)).await;
         if self.has(Defect::StatusNeeded) {
-            let claims: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &claim.namespace);
-            let nothing = json!({"status": {"devices": []}});
-            claims.patch_status(&claim.name, &PatchParams::default(), &Patch::Merge(&nothing)).await?;
+            told?;
         }
         let has_spec = self.has(Defect::SpecOnlyOnce) && is_prepared;
         if !self.has(Defect::NoSpec) && !has_spec {

@@ -159,6 +159,10 @@ pub(crate) enum Defect {
     SweepsAtItsEnd,
     /// None: the health service is optional.
     WithoutHealth,
+    /// None: there are other ways to the API server than the one with trouble.
+    WayAround,
+    /// None: not every claim needs the devices' word.
+    AsksNoDevices,
 }
 
 /// What survives the driver's process: in memory, and as the file of which a new

@@ -152,7 +152,7 @@ fn launcher(defect: Option<Defect>, root: &Path, api: &Api) -> InProcess {
     InProcess {
         defect,
         root: root.to_owned(),
-        client: api.distant_client(),
+        client: if defect == Some(Defect::WayAround) { api.client() } else { api.distant_client() },
         api: api.clone(),
         disk: Arc::default(),
         starts: 0,
@@ -203,9 +203,15 @@ fn every_check_has_a_driver_that_is_wrong_in_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_driver_that_is_right_passes_every_check() {
     let health = ["HEALTH-001", "HEALTH-002", "HEALTH-003", "HEALTH-004"];
-    for (flavour, area, not_applicable) in
-        [(None, None, &["HEALTH-005"][..]), (Some(Defect::WithoutHealth), Some("HEALTH"), &health[..])]
-    {
+    for (flavour, area, not_applicable) in [
+        (None, None, &["HEALTH-005"][..]),
+        (Some(Defect::WithoutHealth), Some("HEALTH"), &health[..]),
+        (Some(Defect::WayAround), Some("OUTAGE-005"), &["OUTAGE-005"]),
+        (Some(Defect::WayAround), Some("API-005"), &["API-005"]),
+        (Some(Defect::WayAround), Some("API-006"), &["API-006"]),
+        (Some(Defect::AsksNoDevices), Some("HANG-003"), &["HANG-003"]),
+        (Some(Defect::AsksNoDevices), Some("HANG-004"), &["HANG-004"]),
+    ] {
         let findings = check(flavour, area, 60.0).await;
         let failed = findings.iter().filter(|finding| matches!(finding.verdict, Verdict::Fail(_)));
         let failed: Vec<&Finding> = failed.collect();
