@@ -31,6 +31,9 @@ const MADE: &str = "conformance.invalid/made";
 /// Labels a namespace in which claims may have administrative access.
 const ADMIN: &str = "resource.kubernetes.io/admin-access";
 
+/// How many nodes of a driver are named.
+const MOST_NODES: usize = 10;
+
 /// A device's place: pool and name.
 pub(crate) type Place = (String, String);
 
@@ -148,6 +151,21 @@ impl Cluster {
         let mut slices = self.slices.list(&ListParams::default().fields(&fields)).await?.items;
         slices.sort_by(|left, right| left.metadata.name.cmp(&right.metadata.name));
         Ok(slices)
+    }
+
+    /// The drivers that have slices, each with its nodes.
+    pub(crate) async fn publishers(&self) -> Result<Vec<String>> {
+        let mut nodes: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for slice in self.slices.list(&ListParams::default()).await?.items {
+            let node = slice.spec.node_name.map_or("no single node".to_owned(), |node| format!("`{node}`"));
+            nodes.entry(slice.spec.driver).or_default().insert(node);
+        }
+        let said = nodes.into_iter().map(|(driver, nodes)| {
+            let (count, some) = (nodes.len(), nodes.into_iter().take(MOST_NODES).collect::<Vec<_>>());
+            let more = if count > MOST_NODES { ", …" } else { "" };
+            format!("`{driver}` on {}{more}", some.join(", "))
+        });
+        Ok(said.collect())
     }
 
     pub(crate) async fn delete_slices(&self, slices: &[ResourceSlice]) -> Result<()> {

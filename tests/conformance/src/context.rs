@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::Client;
 
@@ -76,6 +76,13 @@ impl Context {
             sockets: Patience::default(),
             published: Patience::default(),
         }
+    }
+
+    /// Which instance has ended though nobody asked it to, and how.
+    pub(crate) fn ended(&mut self) -> Option<anyhow::Error> {
+        self.running.iter_mut().find_map(|(instance, running)| {
+            Some(anyhow!("the driver's process ({instance}) ended: {}", running.ended()?))
+        })
     }
 
     /// What keeps a check from applying.
@@ -275,11 +282,12 @@ impl Context {
     pub(crate) async fn plugin_except(&mut self, except: &[PathBuf]) -> Result<Plugin> {
         let registry = self.registry()?.to_owned();
         let (driver, limit) = (self.profile.driver.clone(), self.profile.limits.start);
-        let plugin = self.sockets.until(limit, async || {
-            for (instance, running) in &mut self.running {
-                if let Some(status) = running.ended() {
-                    bail!("the driver's process ({instance}) ended: {status}");
-                }
+        // What it attempts needs the rest of `self`.
+        let sockets = std::mem::take(&mut self.sockets);
+        let plugin = sockets.until(limit, async || {
+            // That is not going to change.
+            if let Some(error) = self.ended() {
+                return Ok(Err(error));
             }
             let plugin = Plugin::find(&registry, &driver, except).await?;
             // A socket of before a kill may be replaced just now.
@@ -287,9 +295,11 @@ impl Context {
                 .notify("")
                 .await
                 .map_err(|status| anyhow::anyhow!("NotifyRegistrationStatus: {}", said(&status)))?;
-            Ok(plugin)
+            Ok(Ok(plugin))
         });
-        plugin.await
+        let plugin = plugin.await;
+        self.sockets = sockets;
+        plugin?
     }
 
     /// A claim of the profile's first or second kind.

@@ -17,6 +17,7 @@ mod fault;
 mod gates;
 mod kubelet;
 mod launcher;
+mod look;
 mod profile;
 pub mod proto;
 mod report;

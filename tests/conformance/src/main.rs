@@ -3,13 +3,15 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "the report goes there")]
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use clap::{Args, Parser, Subcommand};
 use dra_conformance::{Check, Commands, Context, Finding, Launcher, Profile, Verdict};
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 
 /// Checks any Kubernetes DRA driver through its sockets and the API server.
 #[derive(Debug, Parser)]
@@ -23,7 +25,7 @@ struct Arguments {
 enum Command {
     /// Print all checks as a table.
     List,
-    /// Check a driver. Exit code 1 where something fails.
+    /// Check a driver. Exit code 1 where something fails, 2 where nothing could be checked.
     Run(RunArguments),
 }
 
@@ -73,10 +75,7 @@ async fn run(arguments: RunArguments) -> Result<bool> {
     // Built beside others, several may be there. Refused only if one is installed already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let profile = Profile::read(&arguments.profile)?;
-    let kubeconfig = Kubeconfig::read_from(&arguments.kubeconfig)
-        .with_context(|| format!("{} cannot be read", arguments.kubeconfig.display()))?;
-    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
-    let client = kube::Client::try_from(config)?;
+    let (client, server) = client(&arguments.kubeconfig).await?;
     let launcher = Commands::of(&profile, &client).await?;
 
     let begins = |check: &Check, ids: &[String]| ids.iter().any(|id| check.id.starts_with(id.as_str()));
@@ -86,19 +85,55 @@ async fn run(arguments: RunArguments) -> Result<bool> {
         .collect();
     ensure!(!chosen.is_empty(), "no check is left of --only and --skip");
 
+    // Not after minutes of checks whose results would be lost.
+    let json = arguments.json.map(create).transpose()?;
+    let junit = arguments.junit.map(create).transpose()?;
+
     let driver = profile.driver.clone();
     let launcher = launcher.map(|commands| Box::new(commands) as Box<dyn Launcher>);
     let mut context = Context::new(profile, client, launcher);
+    context.reach().await.with_context(|| {
+        format!(
+            "ResourceSlices cannot be listed on the API server {server} of {}; see that it runs, is Kubernetes \
+             1.34 or later, and lets the user of that file list them",
+            arguments.kubeconfig.display()
+        )
+    })?;
+    context.look().await?;
     let tell = |finding: &Finding| print!("{}", dra_conformance::text(finding));
     let findings = dra_conformance::run(&mut context, chosen, tell).await;
     println!("{}", dra_conformance::summary(&findings));
-    for (path, text) in [
-        (arguments.json, dra_conformance::json(&driver, &findings)),
-        (arguments.junit, dra_conformance::junit(&driver, &findings)),
+    for (file, text) in [
+        (json, dra_conformance::json(&driver, &findings)),
+        (junit, dra_conformance::junit(&driver, &findings)),
     ] {
-        if let Some(path) = path {
-            std::fs::write(&path, text).with_context(|| format!("{} cannot be written", path.display()))?;
+        if let Some((path, mut file)) = file {
+            let written = file.write_all(text.as_bytes());
+            written.with_context(|| format!("{} cannot be written", path.display()))?;
         }
     }
     Ok(!findings.iter().any(|finding| matches!(finding.verdict, Verdict::Fail(_))))
+}
+
+fn create(path: PathBuf) -> Result<(PathBuf, File)> {
+    let file = File::create(&path).with_context(|| format!("{} cannot be written", path.display()))?;
+    Ok((path, file))
+}
+
+/// A client of the API server of a kubeconfig, and where that server is.
+async fn client(path: &Path) -> Result<(kube::Client, String)> {
+    let kubeconfig = Kubeconfig::read_from(path).map_err(|error| match error {
+        // Its own words have the path too.
+        KubeconfigError::ReadConfig(error, _) => {
+            anyhow!("the kubeconfig {} cannot be read: {error}", path.display())
+        }
+        error => anyhow!("{} is no kubeconfig: {error}", path.display()),
+    })?;
+    let options = KubeConfigOptions::default();
+    // Its causes are in its own words.
+    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &options)
+        .await
+        .map_err(|error| anyhow!("{} is no kubeconfig that can be used: {error}", path.display()))?;
+    let server = config.cluster_url.to_string();
+    Ok((kube::Client::try_from(config)?, server))
 }

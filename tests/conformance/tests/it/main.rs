@@ -7,6 +7,7 @@
 mod api;
 mod claims;
 mod driver;
+mod in_vain;
 mod publisher;
 mod selftest;
 mod services;
