@@ -41,6 +41,9 @@ enum Command {
     Chaos {
         /// Only works with all of these in their names, e.g. "a partition: unprepare".
         words: Vec<String>,
+        /// Print the names alone: scenario and work.
+        #[arg(long)]
+        list: bool,
     },
     /// A stock one-node Kubernetes cluster without Docker.
     #[command(subcommand)]
@@ -114,7 +117,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Test { kubernetes } => suite::run(kubernetes),
         Command::Conformance { name } => conformance::of(name.as_deref()),
         Command::Bench => bench::run(),
-        Command::Chaos { words } => chaos::run(&words),
+        Command::Chaos { words, list } => chaos::run(&words, list),
         Command::Cluster(ClusterCommand::Up { name, gpus, kubernetes, feature_gates }) => {
             let name = name.name;
             Cluster::up(&cluster::Options { name: name.clone(), gpus, kubernetes, feature_gates })?;

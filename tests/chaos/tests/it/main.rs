@@ -3,6 +3,7 @@
 #![expect(clippy::expect_used, reason = "a test fails by panicking")]
 
 mod page;
+mod program;
 
 use kerf_chaos::{Column, Sabotage, Selection, Table, Work, scenarios, table};
 
