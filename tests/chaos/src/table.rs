@@ -66,7 +66,8 @@ impl Column {
         }
     }
 
-    fn name(self) -> &'static str {
+    /// What it is called.
+    pub fn name(self) -> &'static str {
         match self {
             Self::KilledBefore => "killed <",
             Self::KilledAfter => "killed >",
