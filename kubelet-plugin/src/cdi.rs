@@ -15,7 +15,7 @@ use kerf_dra_driver::journal::Entry;
 use kerf_dra_driver::names::{ClaimUid, DriverName};
 use serde::{Deserialize, Serialize};
 
-use crate::disk::{Disk, Durability};
+use crate::disk::{Disk, Durability, is_no_file};
 use crate::hook_program::{self, HookProgram};
 
 /// The oldest version that has what is used here: annotations came with 0.6.0,
@@ -227,7 +227,7 @@ impl Folder {
         let path = self.path.join(&name);
         let read = || match self.disk.read(&path) {
             // A folder is no spec: one that is empty is replaced.
-            Err(error) if error.kind() == io::ErrorKind::IsADirectory => Ok(None),
+            Err(error) if is_no_file(&error) => Ok(None),
             content => content.map_err(|source| self.failed("read", source)),
         };
         if read()?.as_ref() == Some(&content) {
@@ -290,7 +290,7 @@ impl Folder {
     /// may be all that tells what is there.
     pub(crate) fn entry(&self, uid: &ClaimUid) -> Result<Option<Entry>, CdiError> {
         let content = match self.disk.read(&self.path.join(self.file_name(uid))) {
-            Err(error) if error.kind() == io::ErrorKind::IsADirectory => None,
+            Err(error) if is_no_file(&error) => None,
             content => content.map_err(|source| self.failed("read", source))?,
         };
         let decoded = content.and_then(|content| {

@@ -11,10 +11,13 @@
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 
 /// The calls of the operating system that [`Disk`] is made of.
 pub trait Files: Send + Sync + fmt::Debug {
@@ -45,13 +48,36 @@ pub trait Files: Send + Sync + fmt::Debug {
     fn sync_folder(&self, folder: &Path) -> io::Result<()>;
 }
 
+/// No file of ours is near this.
+const MAX_CONTENT: u64 = 16 << 20;
+
+/// Whether an error of a reading tells that something else than a file of ours
+/// is there.
+pub(crate) fn is_no_file(error: &io::Error) -> bool {
+    [Errno::ISDIR, Errno::NXIO, Errno::FBIG].iter().any(|fault| is(error, *fault))
+}
+
+/// Whether an error is this one.
+pub(crate) fn is(error: &io::Error, fault: Errno) -> bool {
+    error.raw_os_error() == Some(fault.raw_os_error())
+}
+
 /// The machine's own files.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HostFiles;
 
 impl Files for HostFiles {
     fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
-        fs::read(path)
+        // A pipe would be waited for until somebody writes to it.
+        let flags = (OFlags::NONBLOCK | OFlags::CLOEXEC).bits().cast_signed();
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+        let kind = file.metadata()?.file_type();
+        if !kind.is_file() && !kind.is_dir() {
+            return Err(Errno::NXIO.into());
+        }
+        let mut content = Vec::new();
+        file.take(MAX_CONTENT + 1).read_to_end(&mut content)?;
+        if content.len() as u64 > MAX_CONTENT { Err(Errno::FBIG.into()) } else { Ok(content) }
     }
 
     fn list(&self, folder: &Path) -> io::Result<Vec<String>> {
@@ -243,7 +269,11 @@ impl Disk {
         for name in self.files.list(folder)? {
             let target = name.strip_prefix(TEMPORARY.0).and_then(|name| name.strip_suffix(TEMPORARY.1));
             if target.is_some_and(|target| target.starts_with(prefix)) {
-                self.files.remove(&PathBuf::from(folder).join(name))?;
+                match self.files.remove(&PathBuf::from(folder).join(name)) {
+                    // A folder with something in it is somebody else's.
+                    Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
+                    removed => removed?,
+                }
             }
         }
         Ok(())

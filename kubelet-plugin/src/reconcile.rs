@@ -309,6 +309,10 @@ impl Work {
         }
         self.settle(&mut entries);
         let own = entries.iter().find(|entry| entry.uid == *uid && entry.phase == Phase::Completed);
+        if own.is_some() {
+            // It was written anew, and whoever did it did not come to this.
+            self.store.release_quarantine(uid)?;
+        }
         if let Some(own) = own.filter(|own| known && own.boot_id == self.boot) {
             self.check(own)?;
         }

@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use tokio::sync::watch;
 use tracing::{error, info};
 
-use crate::disk::{Disk, Durability};
+use crate::disk::{Disk, Durability, is, is_no_file};
 use crate::view::JournalView;
 
 /// The journal's files.
@@ -308,11 +308,7 @@ impl Store {
 /// Whether the one file is at fault, and not the machine: then the others are
 /// not kept from being read.
 fn is_of_the_file(error: &io::Error) -> bool {
-    [Errno::ISDIR, Errno::LOOP, Errno::IO, Errno::ACCESS].iter().any(|fault| is(error, *fault))
-}
-
-fn is(error: &io::Error, fault: Errno) -> bool {
-    error.raw_os_error() == Some(fault.raw_os_error())
+    is_no_file(error) || [Errno::LOOP, Errno::IO, Errno::ACCESS].iter().any(|fault| is(error, *fault))
 }
 
 /// The entry of a file, or why it is none.

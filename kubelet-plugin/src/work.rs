@@ -193,7 +193,8 @@ impl Work {
             return Ok(Outcome::NeedsGpus(more));
         }
         let own = entries.iter().find(|entry| entry.uid == *uid && entry.phase == Phase::Completed);
-        let Some(own) = own.filter(|own| own.boot_id != self.boot) else { return Ok(Outcome::Done(())) };
+        let former = |own: &&Entry| own.boot_id != self.boot && !own.is_partly_unknown();
+        let Some(own) = own.filter(former) else { return Ok(Outcome::Done(())) };
         let inventory = self.fresh(&own.gpus(), known)?;
         let situation = Situation {
             settings: &self.settings,

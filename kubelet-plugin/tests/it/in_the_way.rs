@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 
 use kerf_kubelet_plugin::testing::{Fuse, claim};
+use rustix::fs::{FileType, Mode};
 
 use super::{node, prepare, unprepare, whole};
 
@@ -76,4 +77,43 @@ async fn a_folder_with_something_in_it_fails_a_prepare_with_what_to_do_and_holds
     assert!(node.files("plugin/state/claims").is_empty());
     plugin.reconcile_now().await;
     assert!(spec.join("theirs").exists(), "what is not ours is left");
+}
+
+#[tokio::test]
+async fn a_pipe_or_an_endless_file_in_the_place_of_ours_keeps_nobody_waiting() {
+    let places = [
+        "plugin/state/claims/x-uid_0000-01-00-0.json",
+        "plugin/state/quarantine/x-uid_0000-01-00-0.json",
+        "plugin/state/gpus/0000-01-00-0.json",
+        "cdi/k8s.gpu.nvidia.com-claim_x-uid.json",
+        &format!("cdi/{SPEC}"),
+    ];
+    for (place, endless) in places.into_iter().flat_map(|place| [(place, false), (place, true)]) {
+        let root = tempfile::tempdir().unwrap();
+        let node = node(&root);
+        let path = root.path().join(place);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        if endless {
+            symlink("/dev/zero", &path).unwrap();
+        } else {
+            rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0)
+                .unwrap();
+        }
+        node.claims.put(claim("c", &[("r", whole(3))]));
+        let plugin = node.plugin(&Fuse::none()).unwrap();
+        plugin.start().await.unwrap();
+        prepare(&plugin, "c").await.unwrap_or_else(|error| panic!("{place}: {error}"));
+        plugin.reconcile_now().await;
+        unprepare(&plugin, "c").await.unwrap_or_else(|error| panic!("{place}: {error}"));
+    }
+}
+
+#[tokio::test]
+async fn folders_named_as_what_a_crash_leaves_do_not_keep_it_from_starting() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    for folder in ["plugin/state/claims/.x.tmp/theirs", &format!("cdi/.{SPEC}.tmp/theirs")] {
+        fs::create_dir_all(root.path().join(folder)).unwrap();
+    }
+    node.plugin(&Fuse::none()).unwrap().start().await.unwrap();
 }

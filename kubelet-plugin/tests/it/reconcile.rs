@@ -491,3 +491,30 @@ async fn an_entry_in_quarantine_that_can_be_read_again_is_used() {
     assert!(node.machine.lock().unwrap().instances(pci(1)).is_empty());
     assert!(node.files("plugin/state/quarantine").is_empty());
 }
+
+#[tokio::test]
+async fn a_kill_at_any_point_of_writing_an_entry_anew_closes_its_gpu_to_nobody_for_long() {
+    for at in 0.. {
+        let root = tempfile::tempdir().unwrap();
+        let node = node(&root);
+        for (name, start) in [("c", 4), ("d", 5)] {
+            node.claims.put(claim(name, &[("r", partition(pci(1), "1g.10gb", start))]));
+        }
+        prepare(&node.plugin(&Fuse::none()).unwrap(), "c").await.unwrap();
+        std::fs::write(root.path().join("plugin/state/claims/c-uid_0000-01-00-0.json"), "x").unwrap();
+        let fuse = Fuse::at(at, false);
+        if let Ok(plugin) = node.plugin(&fuse) {
+            // Its end is what this is about.
+            let _ = plugin.start().await;
+        }
+        let plugin = node.plugin(&Fuse::none()).unwrap();
+        plugin.start().await.unwrap();
+        plugin.reconcile_now().await;
+        prepare(&plugin, "d").await.unwrap_or_else(|error| panic!("killed at {at}: {error}"));
+        assert_eq!(entries(&plugin), ["c-uid", "d-uid"], "killed at {at}");
+        if !fuse.is_dead() {
+            assert!(at > 3, "nothing was written anew");
+            return;
+        }
+    }
+}

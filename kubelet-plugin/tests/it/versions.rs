@@ -5,6 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use kerf_dra_driver::journal::{Device, Entry, VERSION};
+use kerf_dra_driver::names::DeviceName;
 use kerf_dra_driver::step::Step;
 use kerf_kubelet_plugin::PreparedDevice;
 use kerf_kubelet_plugin::testing::{Fuse, Node, claim, partition};
@@ -121,4 +122,24 @@ async fn a_step_of_the_next_version_is_left_for_it_to_undo() {
     plugin.start().await.unwrap();
     unprepare(&plugin, "c").await.unwrap();
     later.nothing_is_left();
+}
+
+#[tokio::test]
+async fn a_device_of_the_next_version_is_left_alone_after_a_reboot_too() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(&root);
+    node.claims.put(claim("c", &[("r", DeviceName::whole(pci(3)))]));
+    prepare(&node.plugin(&Fuse::none()).unwrap(), "c").await.unwrap();
+    let file = root.path().join("plugin/state/claims/c-uid_0000-03-00-0.json");
+    let mut entry = Entry::decode(&fs::read(&file).unwrap()).unwrap();
+    entry.version = VERSION + 1;
+    entry.devices = vec![Device::Unknown(json!({"device": "share", "gpu": "0000:03:00.0"}))];
+    fs::write(&file, entry.encode()).unwrap();
+    node.boot("boot-2").unwrap();
+    fs::remove_dir_all(root.path().join("cdi")).unwrap();
+    let plugin = node.plugin(&Fuse::none()).unwrap();
+    plugin.start().await.unwrap();
+    plugin.reconcile_now().await;
+    assert_eq!(Entry::decode(&fs::read(&file).unwrap()).unwrap(), entry);
+    assert!(node.files("cdi").is_empty());
 }
