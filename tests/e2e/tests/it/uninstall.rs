@@ -66,7 +66,7 @@ fn remove(scene: &Scene<'_>) -> Result<()> {
         let root = scene.cluster.kubelet_root();
         let mut sockets = names(&root.join("plugins_registry"))?;
         sockets.extend(names(&root.join("plugins").join(DRIVER))?);
-        sockets.retain(|name| name.ends_with(".sock"));
+        sockets.retain(|name| Path::new(name).extension().is_some_and(|kind| kind == "sock"));
         ensure!(sockets.is_empty(), "there are {sockets:?}");
         Ok(Some(()))
     })
