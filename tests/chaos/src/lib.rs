@@ -49,7 +49,7 @@ pub fn table(sabotage: Sabotage, selection: Selection, wanted: impl Fn(&Scenario
     let scenarios = scenarios();
     let all = scenarios.iter().flat_map(|scenario| Work::ALL.map(|work| (scenario, work)));
     let all: Vec<(&Scenario, Work)> = all.filter(|(scenario, work)| wanted(scenario, *work)).collect();
-    let before = run::life(world::World::with_bystander(sabotage, selection.seed)).unwrap();
+    let before = run::life(world::World::with_bystander(selection.seed)).unwrap();
     let (next, rows) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {

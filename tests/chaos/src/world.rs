@@ -81,9 +81,10 @@ impl World {
         }
     }
 
-    /// A node on which a pod runs, and somebody else has made instances.
-    pub(crate) async fn with_bystander(sabotage: Sabotage, seed: u64) -> Result<Self, String> {
-        let mut world = Self::new(&Left::new(), sabotage, seed);
+    /// A node on which a pod runs, and somebody else has made instances. Nothing
+    /// is wrong with it yet.
+    pub(crate) async fn with_bystander(seed: u64) -> Result<Self, String> {
+        let mut world = Self::new(&Left::new(), Sabotage::None, seed);
         world.make_foreign(&[(pci(1), 19, 0, true), (pci(1), 19, 1, false)]);
         let process = world.process(&Fuse::none()).ok_or("it does not start")?;
         world.put(BYSTANDER, kerf_kubelet_plugin::testing::claim(BYSTANDER, &scenario::bystanders()));
