@@ -97,6 +97,13 @@ pub(crate) struct Cluster {
     namespace: String,
     pod: Option<String>,
     made: u32,
+    /// What is to be taken away at the end. Noted before it is made: a check may be
+    /// given up at any moment.
+    has_node: bool,
+    has_pod: bool,
+    allows_admin: bool,
+    claim: Option<String>,
+    strangers: Vec<ResourceSlice>,
 }
 
 impl Cluster {
@@ -113,6 +120,11 @@ impl Cluster {
             namespace: profile.namespace.clone(),
             pod: None,
             made: 0,
+            has_node: false,
+            has_pod: false,
+            allows_admin: false,
+            claim: None,
+            strangers: Vec::new(),
         }
     }
 
@@ -130,8 +142,9 @@ impl Cluster {
     }
 
     /// Makes the Node if there is none.
-    pub(crate) async fn ensure_node(&self) -> Result<()> {
+    pub(crate) async fn ensure_node(&mut self) -> Result<()> {
         if self.nodes.get_opt(&self.node).await?.is_none() {
+            self.has_node = true;
             let object = json!({"metadata": {"name": self.node, "labels": {MADE: "true"}}});
             let made = self.nodes.create(&PostParams::default(), &serde_json::from_value(object)?).await;
             made.with_context(|| format!("the Node `{}` cannot be made", self.node))?;
@@ -179,6 +192,18 @@ impl Cluster {
         Ok(())
     }
 
+    /// Makes slices that are not the driver's, as they must stay.
+    pub(crate) async fn create_strangers(&mut self, slices: &[ResourceSlice]) -> Result<Vec<ResourceSlice>> {
+        self.delete_slices(slices).await?;
+        self.strangers = slices.to_vec();
+        let mut made = Vec::new();
+        for slice in slices {
+            let one = self.slices.create(&PostParams::default(), slice).await;
+            made.push(one.context("cannot create a slice")?);
+        }
+        Ok(made)
+    }
+
     /// Makes a claim as the profile says, allocated and reserved.
     pub(crate) async fn create(&mut self, profile: &ClaimProfile, unusual: Unusual) -> Result<Claim> {
         let name = unusual.name.clone().unwrap_or_else(|| {
@@ -193,12 +218,17 @@ impl Cluster {
         };
         let parameters = unusual.parameters.as_ref().or(profile.parameters.as_ref());
         let object = self.object(&name, profile, parameters, &unusual);
+        // Of a check that failed before it was allocated.
+        if let Some(former) = self.claim.replace(name.clone()) {
+            self.claims.delete(&former, &DeleteParams::default()).await.ok();
+        }
         let claim = self.claims.create(&PostParams::default(), &serde_json::from_value(object)?).await?;
         let uid = claim.metadata.uid.context("a created claim has a UID")?;
         if !unusual.unallocated {
             let status = self.status(&device, profile, parameters, &unusual).await;
             self.claims.patch_status(&name, &PatchParams::default(), &Patch::Merge(&status)).await?;
         }
+        self.claim = None;
         Ok(Claim { namespace: self.namespace.clone(), name, uid, device })
     }
 
@@ -301,6 +331,7 @@ impl Cluster {
                     "containers": [{"name": "none", "image": "none"}],
                 },
             });
+            self.has_pod = true;
             let made = match serde_json::from_value(object) {
                 Ok(pod) => self.pods.create(&PostParams::default(), &pod).await.ok(),
                 Err(_) => None,
@@ -326,25 +357,34 @@ impl Cluster {
     }
 
     /// Takes away what was made for all checks. Slices go with their Node.
-    pub(crate) async fn leave(&self) {
-        if self.has_made_node().await.unwrap_or(false) {
+    pub(crate) async fn leave(&mut self) {
+        if self.allows_admin {
+            self.allow_admin(false).await.ok();
+        }
+        if let Some(claim) = self.claim.take() {
+            self.claims.delete(&claim, &DeleteParams::default()).await.ok();
+        }
+        self.delete_slices(&self.strangers).await.ok();
+        if self.has_node && self.has_made_node().await.unwrap_or(false) {
             self.nodes.delete(&self.node, &DeleteParams::default()).await.ok();
         }
-        if self.pod.is_some() {
+        if self.has_pod {
             self.pods.delete(&self.named(POD), &DeleteParams::default().grace_period(0)).await.ok();
         }
     }
 
     /// Allows claims of the namespace to have administrative access, or no more.
     /// False where they could already.
-    pub(crate) async fn allow_admin(&self, allows: bool) -> Result<bool> {
+    pub(crate) async fn allow_admin(&mut self, allows: bool) -> Result<bool> {
         let namespace = self.namespaces.get(&self.namespace).await?;
         let labels = namespace.metadata.labels.unwrap_or_default();
         if allows && labels.get(ADMIN).is_some_and(|value| value == "true") {
             return Ok(false);
         }
+        self.allows_admin |= allows;
         let patch = json!({"metadata": {"labels": {ADMIN: allows.then_some("true")}}});
         self.namespaces.patch(&self.namespace, &PatchParams::default(), &Patch::Merge(&patch)).await?;
+        self.allows_admin = allows;
         Ok(true)
     }
 

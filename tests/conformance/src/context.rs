@@ -42,6 +42,7 @@ pub struct Context {
     small_disk: Option<PathBuf>,
     sockets: Patience,
     published: Patience,
+    silence: Patience,
 }
 
 /// Waits long, but not three times in vain: a driver that never starts would else
@@ -75,6 +76,7 @@ impl Context {
             small_disk: None,
             sockets: Patience::default(),
             published: Patience::default(),
+            silence: Patience::default(),
         }
     }
 
@@ -141,7 +143,7 @@ impl Context {
             self.unprepare_claims().await;
             self.normal_disk().await.ok();
         }
-        if self.begin().await.is_ok() {
+        if !self.claims.is_empty() && self.begin().await.is_ok() {
             self.unprepare_claims().await;
         }
         for claim in std::mem::take(&mut self.claims) {
@@ -159,6 +161,12 @@ impl Context {
         }
     }
 
+    /// Ends everything in the midst of a check, after which nothing is run.
+    pub async fn stop(&mut self) {
+        self.tidy().await;
+        self.end().await;
+    }
+
     /// Ends everything.
     pub(crate) async fn end(&mut self) {
         for running in std::mem::take(&mut self.running).into_values() {
@@ -168,6 +176,7 @@ impl Context {
     }
 
     pub(crate) async fn start(&mut self, instance: &str) -> Result<()> {
+        self.until_silent().await?;
         let launcher = self.launcher.as_mut().context("the profile has no `start`")?;
         let running = launcher.start(instance).await?;
         self.running.insert(instance.to_owned(), running);
@@ -180,7 +189,22 @@ impl Context {
     }
 
     pub(crate) async fn kill(&mut self, instance: &str) -> Result<()> {
-        self.running.remove(instance).context("it does not run")?.kill().await
+        self.running.remove(instance).context("it does not run")?.kill().await?;
+        self.until_silent().await
+    }
+
+    /// Waits until nobody answers for the driver, if no instance runs: what comes
+    /// next is to be the answer of the next.
+    async fn until_silent(&self) -> Result<()> {
+        if !self.running.is_empty() {
+            return Ok(());
+        }
+        self.silence.until(self.profile.limits.stop, async || self.silent().await).await
+    }
+
+    /// Whether the driver is started here.
+    pub(crate) fn starts(&self) -> bool {
+        self.launcher.is_some()
     }
 
     /// Kills the driver and starts it again.

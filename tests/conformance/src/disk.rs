@@ -18,6 +18,9 @@ pub enum Disk {
     Full,
 }
 
+/// What the mount's source says, so that a later run knows it for its own.
+const SOURCE: &str = "dra-conformance";
+
 /// It takes the room.
 const FILLER: &str = "dra-conformance-filler";
 
@@ -25,18 +28,40 @@ const FILLER: &str = "dra-conformance-filler";
 pub(crate) fn make(folder: &Path, disk: Disk) -> Result<()> {
     let filler = folder.join(FILLER);
     match disk {
-        Disk::Normal => {
-            // What the driver has open there may be in use still.
-            unmount(folder, UnmountFlags::DETACH)
-                .with_context(|| format!("cannot unmount {}", folder.display()))
-        }
+        Disk::Normal => take_away(folder),
         Disk::Small if filler.exists() => {
             std::fs::remove_file(&filler).with_context(|| format!("cannot remove {}", filler.display()))
         }
-        Disk::Small => mount("tmpfs", folder, "tmpfs", MountFlags::empty(), Some(c"size=1m"))
+        Disk::Small => mount(SOURCE, folder, "tmpfs", MountFlags::empty(), Some(c"size=1m"))
             .with_context(|| format!("cannot mount a tmpfs on {}", folder.display())),
         Disk::Full => fill(&filler).with_context(|| format!("cannot fill {}", folder.display())),
     }
+}
+
+fn take_away(folder: &Path) -> Result<()> {
+    // What the driver has open there may be in use still.
+    unmount(folder, UnmountFlags::DETACH).with_context(|| format!("cannot unmount {}", folder.display()))
+}
+
+/// Takes away small disks that a run has left which was killed.
+pub(crate) fn reclaim(folder: &Path) -> Result<()> {
+    // Where there is no folder there is no mount.
+    let Ok(folder) = folder.canonicalize() else { return Ok(()) };
+    while is_ours(&std::fs::read_to_string("/proc/self/mountinfo")?, &folder) {
+        take_away(&folder).context("a run that was killed has left a small disk there")?;
+    }
+    Ok(())
+}
+
+/// Whether the uppermost mount on a folder is ours, see proc(5).
+fn is_ours(mounts: &str, folder: &Path) -> bool {
+    let mut path = folder.display().to_string();
+    for (byte, escaped) in [('\\', "\\134"), (' ', "\\040"), ('\t', "\\011"), ('\n', "\\012")] {
+        path = path.replace(byte, escaped);
+    }
+    let uppermost = mounts.lines().rfind(|line| line.split(' ').nth(4) == Some(&path));
+    let source = uppermost.and_then(|line| line.split_once(" - ")?.1.split(' ').nth(1));
+    source == Some(SOURCE)
 }
 
 fn fill(filler: &Path) -> Result<()> {

@@ -1,22 +1,19 @@
 //! How the driver under test is started, ended, killed and started again.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use futures::FutureExt as _;
 use futures::future::LocalBoxFuture;
 use kube::Client;
-use rustix::process::{Pid, Signal, kill_process};
 
 use crate::disk::{self, Disk};
 use crate::fault::Fault;
+use crate::process::Process;
 use crate::profile::{Pair, Profile, seconds};
 use crate::tunnel::Tunnel;
-
-/// How often it is looked whether a process has ended.
-const LOOK: Duration = Duration::from_millis(20);
 
 /// Starts the driver.
 pub trait Launcher: std::fmt::Debug {
@@ -131,10 +128,10 @@ impl Launcher for Commands {
         let environment: Vec<(String, String)> =
             self.environment.iter().map(|(key, value)| (key.clone(), self.filled(value, instance))).collect();
         async move {
-            let child = command(&words)?.envs(environment).spawn();
-            let child =
-                child.with_context(|| format!("the driver cannot be started: {}", words.join(" ")))?;
-            Ok(Box::new(Process { child, stop: self.stop }) as Box<dyn Running>)
+            let process = Process::start(command(&words)?.envs(environment), self.stop);
+            let process =
+                process.with_context(|| format!("the driver cannot be started: {}", words.join(" ")))?;
+            Ok(Box::new(process) as Box<dyn Running>)
         }
         .boxed_local()
     }
@@ -183,53 +180,5 @@ impl Launcher for Commands {
 
     fn has_reboot(&self) -> bool {
         !self.reboot.is_empty()
-    }
-}
-
-#[derive(Debug)]
-struct Process {
-    child: Child,
-    stop: Duration,
-}
-
-impl Running for Process {
-    fn terminate(mut self: Box<Self>) -> LocalBoxFuture<'static, Result<()>> {
-        async move {
-            if let Some(status) = self.child.try_wait()? {
-                bail!("it had ended by itself ({status})");
-            }
-            kill_process(Pid::from_child(&self.child), Signal::TERM).context("it cannot be signalled")?;
-            let asked = Instant::now();
-            while self.child.try_wait()?.is_none() {
-                ensure!(
-                    asked.elapsed() < self.stop,
-                    "it has not ended {} s after SIGTERM",
-                    self.stop.as_secs_f32()
-                );
-                tokio::time::sleep(LOOK).await;
-            }
-            Ok(())
-        }
-        .boxed_local()
-    }
-
-    fn kill(mut self: Box<Self>) -> LocalBoxFuture<'static, Result<()>> {
-        async move {
-            self.child.kill()?;
-            self.child.wait()?;
-            Ok(())
-        }
-        .boxed_local()
-    }
-
-    fn ended(&mut self) -> Option<String> {
-        self.child.try_wait().ok().flatten().map(|status| status.to_string())
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

@@ -3,6 +3,8 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "the report goes there")]
 
+mod signals;
+
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -25,7 +27,8 @@ struct Arguments {
 enum Command {
     /// Print all checks as a table.
     List,
-    /// Check a driver. Exit code 1 where something fails, 2 where nothing could be checked.
+    /// Check a driver. Exit code 1 where something fails, 2 where nothing could be checked,
+    /// 130 and 143 where SIGINT and SIGTERM have ended it.
     Run(RunArguments),
 }
 
@@ -57,13 +60,12 @@ async fn main() -> ExitCode {
     let done = match Arguments::parse().command {
         Command::List => {
             print!("{}", dra_conformance::table(dra_conformance::all()));
-            Ok(true)
+            Ok(0)
         }
         Command::Run(arguments) => run(arguments).await,
     };
     match done {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+        Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::from(2)
@@ -71,7 +73,8 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn run(arguments: RunArguments) -> Result<bool> {
+/// The exit code.
+async fn run(arguments: RunArguments) -> Result<u8> {
     // Built beside others, several may be there. Refused only if one is installed already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let profile = Profile::read(&arguments.profile)?;
@@ -85,6 +88,9 @@ async fn run(arguments: RunArguments) -> Result<bool> {
         .collect();
     ensure!(!chosen.is_empty(), "no check is left of --only and --skip");
 
+    // Before anything is made that would be left.
+    let asked = signals::listen()?;
+
     // Not after minutes of checks whose results would be lost.
     let json = arguments.json.map(create).transpose()?;
     let junit = arguments.junit.map(create).transpose()?;
@@ -92,16 +98,28 @@ async fn run(arguments: RunArguments) -> Result<bool> {
     let driver = profile.driver.clone();
     let launcher = launcher.map(|commands| Box::new(commands) as Box<dyn Launcher>);
     let mut context = Context::new(profile, client, launcher);
-    context.reach().await.with_context(|| {
+    let place = || {
         format!(
             "ResourceSlices cannot be listed on the API server {server} of {}; see that it runs, is Kubernetes \
              1.34 or later, and lets the user of that file list them",
             arguments.kubeconfig.display()
         )
-    })?;
-    context.look().await?;
-    let tell = |finding: &Finding| print!("{}", dra_conformance::text(finding));
-    let findings = dra_conformance::run(&mut context, chosen, tell).await;
+    };
+    let work = async {
+        context.reach().await.with_context(place)?;
+        context.alone().await?;
+        context.look().await?;
+        let tell = |finding: &Finding| print!("{}", dra_conformance::text(finding));
+        Ok::<_, anyhow::Error>(dra_conformance::run(&mut context, chosen, tell).await)
+    };
+    let findings = tokio::select! {
+        findings = work => findings?,
+        Ok(signal) = asked => {
+            context.stop().await;
+            eprintln!("error: ended by {}: the check that ran was given up, and what was made is taken away", signal.name);
+            return Ok(signal.code);
+        }
+    };
     println!("{}", dra_conformance::summary(&findings));
     for (file, text) in [
         (json, dra_conformance::json(&driver, &findings)),
@@ -112,7 +130,7 @@ async fn run(arguments: RunArguments) -> Result<bool> {
             written.with_context(|| format!("{} cannot be written", path.display()))?;
         }
     }
-    Ok(!findings.iter().any(|finding| matches!(finding.verdict, Verdict::Fail(_))))
+    Ok(findings.iter().any(|finding| matches!(finding.verdict, Verdict::Fail(_))).into())
 }
 
 fn create(path: PathBuf) -> Result<(PathBuf, File)> {

@@ -230,12 +230,7 @@ async fn others(context: &mut Context) -> Result<()> {
     let other = context.cluster.named("other-node");
     let strangers =
         [strange(&context.cluster.named("other-driver"), FOREIGN, node)?, strange(&other, driver, &other)?];
-    let api = &context.cluster.slices;
-    context.cluster.delete_slices(&strangers).await?;
-    let mut made = Vec::new();
-    for slice in &strangers {
-        made.push(api.create(&PostParams::default(), slice).await.context("cannot create a slice")?);
-    }
+    let made = context.cluster.create_strangers(&strangers).await?;
     let checked = left_alone(context, &made).await;
     context.cluster.delete_slices(&strangers).await?;
     checked
@@ -295,8 +290,7 @@ async fn left_behind(context: &mut Context) -> Result<()> {
     let before = context.quiet().await?;
     let node = &context.profile.node;
     let left = strange(&context.cluster.named("left-behind"), &context.profile.driver, node)?;
-    context.cluster.delete_slices(std::slice::from_ref(&left)).await?;
-    context.cluster.slices.create(&PostParams::default(), &left).await.context("cannot create a slice")?;
+    context.cluster.create_strangers(std::slice::from_ref(&left)).await?;
     let gone = context.settled_when(async |after| same_devices(&before, after)).await;
     context.cluster.delete_slices(&[left]).await?;
     gone.map(drop)

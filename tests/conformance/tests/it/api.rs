@@ -32,13 +32,17 @@ impl Api {
         Self { objects: Arc::new(Mutex::new(objects)), revision: watch::channel(1).0, way: Arc::default() }
     }
 
-    pub(crate) fn client(&self) -> kube::Client {
+    pub(crate) fn router(&self) -> Router {
         let api = self.clone();
         let serve = move |request| {
             let api = api.clone();
             async move { api.serve(request).await }
         };
-        kube::Client::new(Router::new().fallback(serve), "default")
+        Router::new().fallback(serve)
+    }
+
+    pub(crate) fn client(&self) -> kube::Client {
+        kube::Client::new(self.router(), "default")
     }
 
     /// The driver's way to it, with whatever trouble.

@@ -66,7 +66,8 @@ impl Instance {
     }
 
     pub(crate) fn does_hang(&self) -> bool {
-        self.disk.lock().unwrap().does_hang
+        // Where it is a process, a file says so.
+        self.disk.lock().unwrap().does_hang || self.root.join("hang").exists()
     }
 
     /// What the devices do. What has hung once hangs for ever in a wrong driver.

@@ -196,7 +196,7 @@ impl Disk {
     }
 
     /// Nothing, where there is nothing to read.
-    fn load(&mut self, root: &Path) {
+    pub(crate) fn load(&mut self, root: &Path) {
         let text = std::fs::read_to_string(root.join("state/claims.json")).unwrap_or_default();
         *self = Self {
             boot: self.boot,

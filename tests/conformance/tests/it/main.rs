@@ -8,6 +8,7 @@ mod api;
 mod claims;
 mod driver;
 mod in_vain;
+mod process;
 mod publisher;
 mod selftest;
 mod services;
