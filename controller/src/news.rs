@@ -16,7 +16,7 @@ use kube::api::WatchEvent;
 use kube::core::PartialObjectMeta;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use crate::publisher::jittered;
+use crate::publisher::Timing;
 use crate::requests::{RequestError, Requests, WATCH_SECONDS, revision, sentence};
 
 /// How long a watch is asked for, and a little more.
@@ -41,8 +41,7 @@ pub(crate) enum Hint {
 /// The watch, as long as it lives, and the next one.
 pub(crate) struct News {
     requests: Requests,
-    /// The pause after a first short watch, and the longest.
-    pauses: [Duration; 2],
+    timing: Timing,
     open: Option<(Events, Instant)>,
     not_before: Instant,
     /// How many watches in a row were short.
@@ -50,8 +49,8 @@ pub(crate) struct News {
 }
 
 impl News {
-    pub(crate) fn new(requests: Requests, first_pause: Duration, last_pause: Duration) -> Self {
-        Self { requests, pauses: [first_pause, last_pause], open: None, not_before: Instant::now(), short: 0 }
+    pub(crate) fn new(requests: Requests, timing: Timing) -> Self {
+        Self { requests, timing, open: None, not_before: Instant::now(), short: 0 }
     }
 
     /// The next hint, of what came after a revision. It may be given up at any time.
@@ -109,10 +108,9 @@ impl News {
     fn ended(&mut self, since: Instant) {
         let now = Instant::now();
         self.short = if now.duration_since(since) < LONG { self.short + 1 } else { 0 };
-        let [first, last] = self.pauses;
         self.not_before = match self.short.checked_sub(1) {
             None => now,
-            Some(others) => now + jittered(first.saturating_mul(2_u32.saturating_pow(others)).min(last)),
+            Some(others) => now + self.timing.retry_pause(others),
         };
         if self.short == 4 {
             tracing::warn!("no watch of ResourceSlices lasts; changes by others are noticed later");

@@ -47,6 +47,14 @@ pub struct Timing {
     pub last_retry: Duration,
 }
 
+impl Timing {
+    /// The pause before another attempt, after so many failures before the last.
+    pub(crate) fn retry_pause(&self, failures: u32) -> Duration {
+        let pause = self.first_retry.saturating_mul(2_u32.saturating_pow(failures));
+        jittered(pause.min(self.last_retry))
+    }
+}
+
 impl Default for Timing {
     fn default() -> Self {
         Self {
@@ -167,7 +175,7 @@ impl Publisher {
     /// Publishes until cancelled, or until nobody holds the sending half of
     /// its inputs. Slices are left: a quick restart must not withdraw them.
     pub async fn run(mut self, cancel: CancellationToken) {
-        let mut news = News::new(self.requests.clone(), self.timing.first_retry, self.timing.last_retry);
+        let mut news = News::new(self.requests.clone(), self.timing);
         let mut failures = 0;
         let mut wake = Instant::now();
         let mut not_before = wake;
@@ -196,7 +204,7 @@ impl Publisher {
                         }
                         Err(error) => {
                             self.note_failure(&error);
-                            let retry = now + self.retry_pause(failures);
+                            let retry = now + self.timing.retry_pause(failures);
                             failures += 1;
                             (retry, retry)
                         }
@@ -217,11 +225,6 @@ impl Publisher {
             Hint::Changed { revision } => revision.is_none_or(|new| new > self.seen),
             Hint::Missed => true,
         }
-    }
-
-    fn retry_pause(&self, failures: u32) -> Duration {
-        let pause = self.timing.first_retry.saturating_mul(2_u32.saturating_pow(failures));
-        jittered(pause.min(self.timing.last_retry))
     }
 
     fn note_failure(&self, error: &SyncError) {
@@ -394,6 +397,6 @@ impl Publisher {
 }
 
 /// A time ±20 %, so that a fleet that started together does not stay in step.
-pub(crate) fn jittered(time: Duration) -> Duration {
+fn jittered(time: Duration) -> Duration {
     time.mul_f64(0.8 + 0.4 * fastrand::f64())
 }

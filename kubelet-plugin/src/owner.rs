@@ -362,6 +362,7 @@ fn retry_after(failures: u32) -> Duration {
     FIRST_RETRY.saturating_mul(1 << failures.clamp(1, 6).saturating_sub(1)).min(LAST_RETRY)
 }
 
-fn jittered(duration: Duration) -> Duration {
+/// A time ±20 %, so that a fleet that started together does not stay in step.
+pub(crate) fn jittered(duration: Duration) -> Duration {
     duration.mul_f64(fastrand::f64().mul_add(0.4, 0.8))
 }

@@ -21,6 +21,7 @@ use crate::claims::ClaimSourceError;
 use crate::errors::{PrepareError, UndoError, WorkError};
 use crate::instances::Others;
 use crate::metrics::Operation;
+use crate::owner::jittered;
 use crate::plugin::{BUDGET, Inner, Plugin, PluginError, blocking};
 use crate::pods;
 use crate::server::ServeError;
@@ -105,7 +106,7 @@ impl Plugin {
             tokio::select! {
                 () = tokio::time::sleep_until(due) => {
                     self.reconcile_now().await;
-                    due = Instant::now() + ROUND.mul_f64(0.8 + 0.4 * fastrand::f64());
+                    due = Instant::now() + jittered(ROUND);
                 }
                 changed = inventory.changed() => {
                     if changed.is_err() {

@@ -5,8 +5,7 @@
 //! after the other would be slower than their number says: each line would
 //! stand still for whoever waits in the next, and so on from GPU to GPU.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::hash::Hash;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
@@ -32,7 +31,7 @@ struct Place<K> {
 
 /// A place: a turn, or on the way to one. It is given up when dropped.
 #[derive(Debug)]
-pub(crate) struct Turn<K: Eq + Hash> {
+pub(crate) struct Turn<K: Ord> {
     places: Arc<Mutex<Places<K>>>,
     number: u64,
 }
@@ -43,7 +42,7 @@ impl<K> Default for Turns<K> {
     }
 }
 
-impl<K: Ord + Hash> Turns<K> {
+impl<K: Ord> Turns<K> {
     /// Waits until nobody else has any of some things, and tells whether
     /// somebody had.
     pub(crate) async fn take(&self, wants: BTreeSet<K>) -> (Turn<K>, bool) {
@@ -65,10 +64,10 @@ impl<K: Ord + Hash> Turns<K> {
     }
 }
 
-impl<K: Eq + Hash> Places<K> {
+impl<K: Ord> Places<K> {
     /// Calls all whose turn it is.
     fn call(&mut self) {
-        let mut wanted = HashSet::new();
+        let mut wanted = BTreeSet::new();
         for Place { wants, call } in self.all.values_mut() {
             let is_next = wants.iter().all(|thing| !wanted.contains(thing));
             wanted.extend(wants.iter());
@@ -80,7 +79,7 @@ impl<K: Eq + Hash> Places<K> {
     }
 }
 
-impl<K: Eq + Hash> Drop for Turn<K> {
+impl<K: Ord> Drop for Turn<K> {
     fn drop(&mut self) {
         let mut places = lock(&self.places);
         places.all.remove(&self.number);

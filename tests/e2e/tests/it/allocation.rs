@@ -76,7 +76,7 @@ pub(crate) fn one_claim_for_two_pods(scene: &Scene<'_>) -> Result<()> {
     scene.await_running("other")?;
     let held = machine::sees_what_it_holds(scene, "one")?;
     ensure!(held == machine::sees_what_it_holds(scene, "other")?, "the pods hold different devices");
-    let uid = uid_of(scene, "shared")?;
+    let uid = machine::uid_of(scene, "shared")?;
     let partitions = machine::on_hardware(scene, &held)?;
     let other = machine::process_of(scene, "other", "main")?;
 
@@ -100,7 +100,7 @@ pub(crate) fn another_device_for_the_next_pod(scene: &Scene<'_>) -> Result<()> {
         };
         let devices = requests(&[request("device", class)]);
         scene.apply(&manifest::claim(&claim, &devices).to_string())?;
-        let uid = uid_of(scene, &claim)?;
+        let uid = machine::uid_of(scene, &claim)?;
         scene.apply(&user(&before))?;
         scene.await_running(&before)?;
         let first = machine::sees_what_it_holds(scene, &before)?;
@@ -119,7 +119,7 @@ pub(crate) fn another_device_for_the_next_pod(scene: &Scene<'_>) -> Result<()> {
         scene.await_running(&after)?;
         let second = machine::sees_what_it_holds(scene, &after)?;
         ensure!(devices_of(&second) != devices_of(&first), "two pods hold {first:?}");
-        ensure!(uid == uid_of(scene, &claim)?, "the claim is another one");
+        ensure!(uid == machine::uid_of(scene, &claim)?, "the claim is another one");
         machine::sees_what_it_holds(scene, &between)?;
     }
     Ok(())
@@ -192,7 +192,7 @@ pub(crate) fn nothing_is_left_of_a_pod(scene: &Scene<'_>) -> Result<()> {
     scene.await_running("pod")?;
     let partitions = machine::on_hardware(scene, &machine::sees_what_it_holds(scene, "pod")?)?;
     let claims = machine::claims_of(scene, "pod")?;
-    let uid = uid_of(scene, claims.first().context("the pod has no claim")?)?;
+    let uid = machine::uid_of(scene, claims.first().context("the pod has no claim")?)?;
     let before = machine::traces(scene, &uid, &partitions)?;
     ensure!(before.len() == 4, "of two instances, a journal entry and a CDI file there is {before:?}");
     let processes =
@@ -212,8 +212,4 @@ fn nothing_is_left(scene: &Scene<'_>, uid: &str, partitions: &BTreeSet<Seen>) ->
         ensure!(traces.is_empty(), "there is {traces:?}");
         Ok(Some(()))
     })
-}
-
-fn uid_of(scene: &Scene<'_>, claim: &str) -> Result<String> {
-    machine::claim(scene, claim)?.metadata.uid.context("the claim has no UID")
 }

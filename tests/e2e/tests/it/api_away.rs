@@ -40,7 +40,7 @@ impl Ending {
         Ok(Self {
             pod,
             process: machine::process_of(scene, pod, "main")?,
-            uid: machine::claim(scene, pod)?.metadata.uid.unwrap_or_default(),
+            uid: machine::uid_of(scene, pod)?,
             seen: machine::seen_in(scene, pod, "main")?,
         })
     }

@@ -46,7 +46,7 @@ fn away(scene: &Scene<'_>) -> Result<()> {
         let first = make_anew(scene)?;
         let second = wait_until("the set's next pod has the next claim", LIMIT, || {
             ensure!(machine::sees_what_it_holds(scene, "set-0")?.len() == 1, "it holds nothing");
-            Ok(Some(uid_of(scene, "named")?))
+            Ok(Some(machine::uid_of(scene, "named")?))
         })?;
         ensure!(first != second, "the claim was not made anew");
 
@@ -68,11 +68,11 @@ fn away(scene: &Scene<'_>) -> Result<()> {
         scene.await_running("set-0")?;
         let held = machine::sees_what_it_holds(scene, "set-0")?;
         ensure!(held.len() == 1, "the set's pod holds {held:?}");
-        let now = uid_of(scene, "named")?;
+        let now = machine::uid_of(scene, "named")?;
         ensure!(now != second, "the claim was not made anew");
         let mut expected = BTreeSet::from([now]);
         for pod in LASTING {
-            expected.insert(uid_of(scene, &workload::claim_of(scene, pod.name)?)?);
+            expected.insert(machine::uid_of(scene, &workload::claim_of(scene, pod.name)?)?);
         }
         wait_until("nothing is left of the claims that went", LIMIT, || {
             let entries: BTreeSet<String> = ground::journal(scene)?.into_keys().collect();
@@ -124,7 +124,7 @@ fn set() -> serde_json::Value {
 /// Deletes the set's pod, by force, and its claim; makes the claim once more
 /// and returns the UID of the former one.
 fn make_anew(scene: &Scene<'_>) -> Result<String> {
-    let former = uid_of(scene, "named")?;
+    let former = machine::uid_of(scene, "named")?;
     scene.delete("resourceclaim/named")?;
     scene.kubectl(&["delete", "pod", "set-0", "--force", "--grace-period=0"])?;
     await_claim_gone(scene, "named")?;
@@ -142,15 +142,11 @@ fn identities(scene: &Scene<'_>) -> Result<Vec<(Vec<String>, Vec<String>)>> {
     LASTING.iter().map(|pod| workload::identity(scene, pod.name)).collect()
 }
 
-fn uid_of(scene: &Scene<'_>, claim: &str) -> Result<String> {
-    machine::claim(scene, claim)?.metadata.uid.context("the claim has no UID")
-}
-
 /// Makes the entries of the lasting pods those of the next version.
 fn later_version_wrote(scene: &Scene<'_>) -> Result<()> {
     let folder = scene.cluster.kubelet_root().join("plugins").join(DRIVER).join("state/claims");
     for pod in LASTING {
-        let uid = uid_of(scene, &workload::claim_of(scene, pod.name)?)?;
+        let uid = machine::uid_of(scene, &workload::claim_of(scene, pod.name)?)?;
         let files = fs::read_dir(&folder)?.collect::<std::io::Result<Vec<_>>>()?;
         let file = files.iter().find(|file| file.file_name().to_string_lossy().starts_with(&uid));
         let path = file.with_context(|| format!("there is no entry of {}", pod.name))?.path();

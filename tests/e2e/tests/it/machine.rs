@@ -100,6 +100,11 @@ pub(crate) fn claim(scene: &Scene<'_>, name: &str) -> Result<ResourceClaim> {
     scene.get(name)?.with_context(|| format!("there is no claim {name}"))
 }
 
+/// A claim's UID.
+pub(crate) fn uid_of(scene: &Scene<'_>, claim_name: &str) -> Result<String> {
+    claim(scene, claim_name)?.metadata.uid.context("the claim has no UID")
+}
+
 /// The name of the claim object behind each of a pod's claims, those that the
 /// scheduler made for its extended resources included.
 pub(crate) fn claims_of(scene: &Scene<'_>, pod: &str) -> Result<Vec<String>> {
